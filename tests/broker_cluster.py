@@ -132,7 +132,7 @@ class BrokerCluster:
     def leases(self) -> dict[int, int]:
         """Of all known brokers by id, as far as a broker that runs tells; 0 of one that is not there."""
         with suppress(OSError, DanubeError, KeyError, ValueError, StopIteration):
-            return {one.broker_id: one.lease_id for one in self.log.state.cluster.brokers.brokers()}
+            return {one.broker_id: one.lease_id for one in self.log.state.cluster.brokers.records()}
         return {}
 
     def alive(self) -> list[int]:

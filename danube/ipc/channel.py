@@ -53,9 +53,9 @@ class _Outgoing:
 
     __slots__ = ("body", "kind", "position")
 
-    def __init__(self, kind: int, size: int) -> None:
+    def __init__(self, kind: int, body: memoryview) -> None:
         self.kind = kind
-        self.body = memoryview(bytearray(size))
+        self.body = body
         self.position = 0
 
 
@@ -222,43 +222,16 @@ class Channel:
         return False
 
     def _send_large(self, peer: _Peer, kind: int, size: int, parts: Sequence[Bytes]) -> bool:
-        whole = self._claim_large(peer, kind, size)
-        position = 0
-        for part in parts:
-            whole[position : position + len(part)] = part
-            position += len(part)
-        return True
-
-    def _claim_large(self, peer: _Peer, kind: int, size: int) -> memoryview:
         if size > CHANNEL_RECORD_BYTES_MAX:
             limit = f"limit is {CHANNEL_RECORD_BYTES_MAX}"
             raise LimitExceeded(f"{size} bytes cannot go to another worker", why=limit)
-        peer.outgoing = _Outgoing(kind, size)
+        peer.outgoing = _Outgoing(kind, memoryview(b"".join(parts)))
         self._touched[peer.worker] = peer
-        return peer.outgoing.body
-
-    def claim(self, worker: int, kind: int, size: int) -> memoryview | None:
-        """Room for one record to fill before flush(); None while there is none."""
-        peer = self._peers[worker]
-        if kind >= KIND_END:
-            raise InvalidArgument(f"kind {kind} is the ring's own")
-        if peer.outgoing is None:
-            if size > peer.writer.payload_bytes_max:
-                return self._claim_large(peer, kind, size)
-            self._touched[worker] = peer
-            try:
-                slot = peer.writer.claim(kind, size)
-            except RingDamaged:
-                self.reset(worker)
-            else:
-                if slot is not None:
-                    return slot
-        peer.block()
-        return None
+        return True
 
     @property
     def touched(self) -> bool:
-        """Whether something was sent, or claimed, that flush() has yet to publish."""
+        """Whether something was sent that flush() has yet to publish."""
         return bool(self._touched)
 
     def flush(self) -> bool:
@@ -373,10 +346,6 @@ class Channel:
                 peer.room_again = False
                 workers.append(peer.worker)
         return workers
-
-    def peer_incarnation(self, worker: int) -> int:
-        """The incarnation of ``worker`` that this channel talks to; 0 before its first start."""
-        return self._peers[worker].incarnation
 
     def peers_restarted(self) -> list[int]:
         """Peers that were replaced, or with which messages were lost, since the last call.

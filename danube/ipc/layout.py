@@ -72,12 +72,8 @@ class Layout:
                 raise InvalidArgument(f"{name}={size}", why=f"it is a power of two from {PAGE_BYTES} on")
         return cls(workers, ring, tail)
 
-    @property
-    def incarnations_position(self) -> int:
-        """First of ``workers`` lines that only the supervisor writes."""
-        return LINE_BYTES
-
     def incarnation_position(self, worker: int) -> int:
+        """A line that only the supervisor writes."""
         return LINE_BYTES + LINE_BYTES * worker
 
     def sleeping_position(self, worker: int) -> int:

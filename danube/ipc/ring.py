@@ -1,10 +1,10 @@
 """Byte ring from one worker to another.
 
-Writer:  one.  claim() -> fill -> publish(); what is claimed and never published stays invisible.
+Writer:  one.  put() claims and fills, then publish(); what is never published stays invisible.
 Reader:  one.  drain() hands out views; release() gives their space back.
 Order:   the writer fills slots, then stores ``head``; the reader loads ``head``, then reads slots, then
          stores ``tail``; the writer loads ``tail``, then fills again (see danube.ipc.atomics).
-Full:    claim() returns None.  The caller keeps the batch and stops reading its socket.
+Full:    put() returns False.  The caller keeps the batch and stops reading its socket.
 Crash:   a new writer goes on at the stored ``head``, over the claims of the dead one; a new reader goes
          on at the stored ``tail`` and reads again what the dead one had drained and not released.
          Both carry an incarnation in every record, so a reader that is told which incarnations to
@@ -41,7 +41,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from danube.errors import LimitExceeded, RingDamaged, broken
+from danube.errors import LimitExceeded, RingDamaged
 from danube.ipc.atomics import WORD_MASK, Words
 
 HEAD: Final = 0
@@ -82,17 +82,12 @@ class RingWriter:
         self._head = self._claimed = words.load(HEAD)
         self._tail = words.load(TAIL)
 
-    def claim(self, kind: int, size: int) -> memoryview | None:
-        """A slot of ``size`` bytes to fill before publish(), or None while the ring is full.
+    def put(self, kind: int, parts: Sequence[bytes | bytearray | memoryview], size: int) -> bool:
+        """Claim a slot and fill it with ``parts``, together ``size`` bytes; False while the ring is full.
 
-        Several may be open at once; they become visible together.  Raises LimitExceeded for more than
+        Several may be claimed; they become visible together.  Raises LimitExceeded for more than
         ``payload_bytes_max`` and RingDamaged when the stored ``tail`` cannot be.
         """
-        place = self._claim(kind, size)
-        return None if place < 0 else self._slots[place : place + size]
-
-    def put(self, kind: int, parts: Sequence[bytes | bytearray | memoryview], size: int) -> bool:
-        """Claim a slot and fill it with ``parts``, together ``size`` bytes; False while the ring is full."""
         place = self._claim(kind, size)
         if place < 0:
             return False
@@ -156,7 +151,7 @@ class RingWriter:
 
     @property
     def tail_known(self) -> int:
-        """The reader's released end as claim() saw it last."""
+        """The reader's released end as put() saw it last."""
         return self._tail
 
     @property
@@ -252,11 +247,3 @@ class RingReader:
         self._store(RESETS, (self._load(RESETS) + 1) & WORD_MASK)
         self._position = self._released = self._load(HEAD)
         self._store(TAIL, self._position)
-
-
-def start_ring_at(words: Words, position: int) -> None:
-    """Let an unused ring start at ``position`` (a multiple of 8): tests start near 2**32 and 2**64."""
-    if position & 7:
-        broken("a ring starts at a multiple of 8", position=position)
-    words.store(HEAD, position)
-    words.store(TAIL, position)

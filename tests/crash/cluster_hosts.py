@@ -183,7 +183,7 @@ class ClusterOnHosts:
 
     def unsettled(self) -> str:
         """What keeps the cluster from being whole; empty where nothing does."""
-        brokers = self.state().cluster.brokers.brokers()
+        brokers = self.state().cluster.brokers.records()
         alive = [one for one in brokers if one.alive and one.mode == "active"]
         if len(alive) < self.size:
             return f"{len(alive)} of {self.size} brokers are registered and active"

@@ -87,10 +87,10 @@ class Model:
             )  # fmt: skip
 
     def alive(self) -> set[int]:
-        return {one.broker_id for one in self.site.state.cluster.brokers.brokers() if one.alive}
+        return {one.broker_id for one in self.site.state.cluster.brokers.records() if one.alive}
 
     def set_mode(self) -> None:
-        broker_id = self.random.choice([one.broker_id for one in self.site.state.cluster.brokers.brokers()])
+        broker_id = self.random.choice([one.broker_id for one in self.site.state.cluster.brokers.records()])
         mode = self.random.choice(["active", "active", "draining"])
         self.site.do(SetBrokerMode(broker_id=broker_id, mode=mode))
 
@@ -158,7 +158,7 @@ class Model:
         assert self.at_rest(), (site.unowned(), site.refused[-3:])
 
     def at_rest(self) -> bool:
-        brokers = {one.broker_id: one for one in self.site.state.cluster.brokers.brokers()}
+        brokers = {one.broker_id: one for one in self.site.state.cluster.brokers.records()}
         return self.site.unowned() == 0 and all(
             brokers[one.broker_id].alive for one in self.site.ownerships()
         )

@@ -152,7 +152,7 @@ class Site:
         return self.state.cluster.owners.of(record.topic_id, partition).broker_id
 
     def counts(self) -> dict[int, int]:
-        counts: dict[int, int] = {broker.broker_id: 0 for broker in self.state.cluster.brokers.brokers()}
+        counts: dict[int, int] = {broker.broker_id: 0 for broker in self.state.cluster.brokers.records()}
         for one in self.ownerships():
             if one.broker_id:
                 counts[one.broker_id] += 1

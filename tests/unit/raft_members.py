@@ -117,7 +117,7 @@ def raft_engine() -> MakeEngine:
 def leftovers(state: Metadata) -> list[Command]:
     """What takes away all that a test can make of keys, leases, topics and namespaces."""
     granted = [
-        one.lease_id for one in state.cluster.leases.leases() if one.lease_id > 0
+        one.lease_id for one in state.cluster.leases.records() if one.lease_id > 0
     ]  # others go with keys
     commands: list[Command] = [RevokeLease(lease_id=lease_id) for lease_id in granted]
     for name in state.namespaces():

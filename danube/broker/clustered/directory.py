@@ -94,7 +94,7 @@ class Directory:
 
     def describe(self, record: TopicRecord, view: TopicView) -> TopicView:
         """Say in a view where each partition is served, and which brokers there are."""
-        brokers = self._state.brokers.brokers()
+        brokers = self._state.brokers.records()
         view.brokers = [broker.native_address for broker in brokers if broker.alive]
         owners = (self.owner(record.topic_id, index) for index in range(len(view.partitions)))
         view.owners = [

@@ -33,7 +33,7 @@ from danube.broker.mover.staged import judged
 from danube.broker.mover.threads import UploadPace, deliver, forget, wait_for, yielding_pool
 from danube.broker.processes import last_resort
 from danube.config.plans import hold_bounds, tier_settings
-from danube.core.partition.exposure import together
+from danube.core.partition.pending import together
 from danube.core.partition.step_queue import StepQueue
 from danube.core.partition.tier_plan import TierSettings, choose
 from danube.errors import DanubeError, Fenced

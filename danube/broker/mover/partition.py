@@ -15,7 +15,7 @@ from typing import Any, Final
 from danube.broker.links import Frame
 from danube.broker.mover.copies import put_cursors
 from danube.broker.mover.staged import Answer, Examined, StagedObjects
-from danube.core.partition.exposure import NOTHING, Pending, together
+from danube.core.partition.pending import NOTHING, Pending, together
 from danube.core.partition.tier_plan import (
     SECOND_US,
     Backlog,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.processes import last_resort
-from danube.core.partition.exposure import Pending
 from danube.core.partition.pace import Bounds, Pace, Scheduled
+from danube.core.partition.pending import Pending
 from danube.errors import DanubeError
 from danube.host import clock
 from danube.wal.stores.objects import Progress

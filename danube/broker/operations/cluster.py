@@ -82,7 +82,7 @@ def _brokers(operations: Operations, args: Args, answer: Answer) -> None:
     counts: dict[int, int] = {}
     for ownership in state.cluster.owners.records():
         counts[ownership.broker_id] = counts.get(ownership.broker_id, 0) + 1
-    known = state.cluster.brokers.brokers()
+    known = state.cluster.brokers.records()
     answer(listed(args, known, _broker_key, lambda one: _row(state, one, counts.get(one.broker_id, 0))))
 
 
@@ -135,7 +135,7 @@ def _activate_broker(operations: Operations, args: Args, answer: Answer) -> None
 def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
     """Empty a broker, or take the partitions of some namespaces from it; others take over."""
     state = operations.state
-    others = [one for one in state.cluster.brokers.brokers() if one.alive and one.mode == "active"]
+    others = [one for one in state.cluster.brokers.records() if one.alive and one.mode == "active"]
     if len(state.cluster.brokers) < 2:
         raise alone.nowhere_to_go()
     broker = _broker(state, args)

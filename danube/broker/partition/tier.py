@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from danube.core.partition.exposure import NOTHING, Pending, together
+from danube.core.partition.pending import NOTHING, Pending, together
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange, StorageFailed, StoreDamaged, broken
 from danube.host import clock, telemetry
 from danube.wal.cold.reads import Ticket

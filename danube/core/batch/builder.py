@@ -136,27 +136,11 @@ def encode(
     if publish_times is not None or request_ids is not None:
         builder.add_numbers(publish_times, request_ids)
     if schema_id is not None:
-        builder.flags |= _SCHEMA_ID
+        builder.flags |= Flag.SCHEMA_ID
     if schema_version is not None:
-        builder.flags |= _SCHEMA_VERSION
-    return builder.finish(
-        schema_version or 0,
-        schema_id or 0,
-        producer_id,
-        base_sequence,
-        publish_time_us,
-        producer_epoch,
-    )
-
-
-# An IntFlag operation costs a microsecond, an int's 20 ns.
-_TIMES: Final = int(Flag.TIMES)
-_KEYS: Final = int(Flag.KEYS)
-_NULL_KEYS: Final = int(Flag.NULL_KEYS)
-_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
-_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
-_SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
-_SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
+        builder.flags |= Flag.SCHEMA_VERSION
+    schema = (schema_version or 0, schema_id or 0)
+    return builder.finish((*schema, producer_id, base_sequence, publish_time_us, producer_epoch))
 
 
 def encode_plain(
@@ -180,11 +164,11 @@ def encode_plain(
     if size > RECORD_BYTES_MAX:
         refuse_size("payload", 0, size, RECORD_BYTES_MAX)
     names, name_size, origin_size = _encode_names(producer_name, origin)
-    flags = _REQUEST_IDS if request_id else 0
+    flags = Flag.REQUEST_IDS if request_id else 0
     if schema_id is not None:
-        flags |= _SCHEMA_ID
+        flags |= Flag.SCHEMA_ID
     if schema_version is not None:
-        flags |= _SCHEMA_VERSION
+        flags |= Flag.SCHEMA_VERSION
     columns_size = (16 if request_id else 8) + padded(size)
     try:
         column = _ONE_WITH_ID.pack(request_id, 0, size) if request_id else _ONE.pack(0, size)
@@ -265,13 +249,13 @@ class _Builder:
             if not valid.any():
                 return
             bitmap = np.packbits(valid, bitorder="little").tobytes()
-            self.flags |= _NULL_KEYS
+            self.flags |= Flag.NULL_KEYS
             self.pieces += (bitmap, _PADDING[len(bitmap) & 7])
             self.columns_size += padded(len(bitmap))
         offsets, self.key_bytes = offsets_of_pieces(present, KEY_BYTES_MAX, "key")
         if self.key_bytes != len(data):
             refuse_type((), "key")
-        self.flags |= _KEYS
+        self.flags |= Flag.KEYS
         self._add_variable(offsets, (data,), self.key_bytes)
 
     def add_attributes(self, attributes: Attributes) -> None:
@@ -287,7 +271,7 @@ class _Builder:
         if not any(encoded):
             return
         offsets, self.attribute_bytes = offsets_of_pieces(encoded, ATTRIBUTE_BYTES_MAX, "attributes")
-        self.flags |= _ATTRIBUTES
+        self.flags |= Flag.ATTRIBUTES
         self._add_variable(offsets, encoded, self.attribute_bytes)
 
     def add_numbers(self, publish_times: Any, request_ids: Any) -> None:
@@ -295,10 +279,10 @@ class _Builder:
         pieces = []
         if publish_times is not None:
             pieces.append(self._numbers(publish_times, "<i8", "publish times"))
-            self.flags |= _TIMES
+            self.flags |= Flag.TIMES
         if request_ids is not None:
             pieces.append(self._numbers(request_ids, "<u8", "request ids"))
-            self.flags |= _REQUEST_IDS
+            self.flags |= Flag.REQUEST_IDS
         self.pieces[_COLUMNS:_COLUMNS] = pieces
         self.columns_size += sum(map(len, pieces))
 
@@ -324,16 +308,8 @@ class _Builder:
         if len(values) != self.count:
             raise InvalidArgument(f"there are {len(values)} {what} for {self.count} records")
 
-    def finish(
-        self,
-        schema_version: int,
-        schema_id: int,
-        producer_id: int,
-        base_sequence: int,
-        publish_time_us: int,
-        producer_epoch: int,
-    ) -> EncodedBatch:
-        """Compress if requested, write the header and join."""
+    def finish(self, numbers: tuple[int, ...]) -> EncodedBatch:
+        """Compress if requested, write the header and join; ``numbers``: schema_version .. producer_epoch."""
         names_size = len(self.names)
         inner_size = self.columns_size
         if HEADER_BYTES + names_size + inner_size > BATCH_BYTES_MAX:
@@ -346,23 +322,9 @@ class _Builder:
                 self.pieces[_COLUMNS:] = (block, _PADDING[len(block) & 7])
                 inner_size = padded(len(block))
         try:
-            self.pieces[0] = _REST.pack(
-                flags,
-                self.name_size,
-                self.count,
-                schema_version,
-                schema_id,
-                producer_id,
-                base_sequence,
-                publish_time_us,
-                producer_epoch,
-                self.payload_bytes,
-                self.key_bytes,
-                self.attribute_bytes,
-                self.columns_size,
-                self.origin_size,
-                0,
-            )
+            sizes = (self.payload_bytes, self.key_bytes, self.attribute_bytes, self.columns_size)
+            head = (flags, self.name_size, self.count)
+            self.pieces[0] = _REST.pack(*head, *numbers, *sizes, self.origin_size, 0)
         except struct.error as error:
             raise InvalidArgument("a number of the batch does not fit its field", why=str(error)) from None
         body = self._join(0)

@@ -53,14 +53,6 @@ __all__ = [
 
 Data = bytes | bytearray | memoryview
 
-_TIMES: Final = int(Flag.TIMES)
-_KEYS: Final = int(Flag.KEYS)
-_NULL_KEYS: Final = int(Flag.NULL_KEYS)
-_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
-_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
-_SELECTED: Final = int(Flag.SELECTED)
-_SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
-_SCHEMA_VERSION: Final = int(Flag.SCHEMA_VERSION)
 _OFFSET_MAX: Final = 2**63 - 1 - 2**32
 _ONE: Final = struct.Struct("<ii")
 _ATTRIBUTE: Final = struct.Struct("<HI")
@@ -86,9 +78,9 @@ def layout_of(header: BatchHeader) -> Layout:
     """Return the position of every column; raises ProtocolError if the header's sizes disagree."""
     flags, count = header.flags, header.record_count
     if (
-        (flags & _NULL_KEYS and not flags & _KEYS)
-        or (header.key_bytes and not flags & _KEYS)
-        or (header.attribute_bytes and not flags & _ATTRIBUTES)
+        (flags & Flag.NULL_KEYS and not flags & Flag.KEYS)
+        or (header.key_bytes and not flags & Flag.KEYS)
+        or (header.attribute_bytes and not flags & Flag.ATTRIBUTES)
     ):
         raise ProtocolError("batch header names bytes of a column that it does not have", flags=flags)
     layout = place_columns(flags, count, header.payload_bytes, header.key_bytes, header.attribute_bytes)
@@ -107,21 +99,21 @@ def place_columns(flags: int, count: int, payload_bytes: int, key_bytes: int, at
     offsets_size = 4 * (count + 1) + 7 & ~7
     times = request_ids = selected = validity = key_offsets = keys = attribute_offsets = attributes = -1
     end = 0
-    if flags & _TIMES:
+    if flags & Flag.TIMES:
         times, end = end, end + 8 * count
-    if flags & _REQUEST_IDS:
+    if flags & Flag.REQUEST_IDS:
         request_ids, end = end, end + 8 * count
-    if flags & _SELECTED:
+    if flags & Flag.SELECTED:
         selected, end = end, end + (4 * count + 7 & ~7)
     payload_offsets = end
     payloads = end + offsets_size
     end = payloads + (payload_bytes + 7 & ~7)
-    if flags & _NULL_KEYS:
+    if flags & Flag.NULL_KEYS:
         validity, end = end, end + ((count + 63) // 64 * 8)
-    if flags & _KEYS:
+    if flags & Flag.KEYS:
         key_offsets, keys = end, end + offsets_size
         end = keys + (key_bytes + 7 & ~7)
-    if flags & _ATTRIBUTES:
+    if flags & Flag.ATTRIBUTES:
         attribute_offsets, attributes = end, end + offsets_size
         end = attributes + (attribute_bytes + 7 & ~7)
     return Layout(
@@ -190,11 +182,11 @@ class BatchView:
 
     @property
     def schema_id(self) -> int | None:
-        return self.header.schema_id if self.header.flags & _SCHEMA_ID else None
+        return self.header.schema_id if self.header.flags & Flag.SCHEMA_ID else None
 
     @property
     def schema_version(self) -> int | None:
-        return self.header.schema_version if self.header.flags & _SCHEMA_VERSION else None
+        return self.header.schema_version if self.header.flags & Flag.SCHEMA_VERSION else None
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -207,7 +199,7 @@ class BatchView:
     @property
     def offset_deltas(self) -> NDArray[np.int64]:
         """int64[n]: offset minus base_offset; ProtocolError if SELECTED ones do not ascend."""
-        if not self.header.flags & _SELECTED:
+        if not self.header.flags & Flag.SELECTED:
             return np.arange(self.record_count, dtype=np.int64)
         deltas = self._numbers(self.layout.selected, "<u4").astype(np.int64)
         if not (deltas[1:] > deltas[:-1]).all():
@@ -217,13 +209,13 @@ class BatchView:
     @property
     def publish_times(self) -> NDArray[np.int64]:
         """int64[n]: microseconds since 1970 UTC."""
-        if self.header.flags & _TIMES:
+        if self.header.flags & Flag.TIMES:
             return self._numbers(self.layout.times, "<i8")
         return np.full(self.record_count, self.header.publish_time_us, np.int64)
 
     @property
     def request_ids(self) -> NDArray[np.uint64] | None:
-        return self._numbers(self.layout.request_ids, "<u8") if self.header.flags & _REQUEST_IDS else None
+        return self._numbers(self.layout.request_ids, "<u8") if self.header.flags & Flag.REQUEST_IDS else None
 
     def _numbers(self, position: int, dtype: str) -> NDArray[Any]:
         return np.frombuffer(self.columns, dtype, self.record_count, position)
@@ -298,14 +290,14 @@ class BatchView:
     @property
     def key_validity(self) -> NDArray[np.bool_] | None:
         """bool[n]: which records have a key; None if all or none have one."""
-        if not self.header.flags & _NULL_KEYS:
+        if not self.header.flags & Flag.NULL_KEYS:
             return None
         bitmap = np.frombuffer(self.columns, np.uint8, (self.record_count + 7) // 8, self.layout.key_validity)
         return np.unpackbits(bitmap, count=self.record_count, bitorder="little").view(np.bool_)
 
     def keys(self) -> list[bytes | None]:
         """The key of each record, None if it has none."""
-        if not self.header.flags & _KEYS:
+        if not self.header.flags & Flag.KEYS:
             return [None] * self.record_count
         keys: list[bytes | None] = list(_split(*self._key_column()))
         validity = self.key_validity
@@ -316,9 +308,9 @@ class BatchView:
 
     def key(self, index: int) -> bytes | None:
         index = self._index(index)
-        if not self.header.flags & _KEYS:
+        if not self.header.flags & Flag.KEYS:
             return None
-        if self.header.flags & _NULL_KEYS:
+        if self.header.flags & Flag.NULL_KEYS:
             octet = self.columns[self.layout.key_validity + index // 8]
             if not octet >> (index & 7) & 1:
                 return None
@@ -333,7 +325,7 @@ class BatchView:
 
     def removes_keys_only(self) -> bool:
         """Whether every record has a key and an empty payload."""
-        if self.header.payload_bytes or not self.header.flags & _KEYS:
+        if self.header.payload_bytes or not self.header.flags & Flag.KEYS:
             return False
         validity = self.key_validity
         return validity is None or bool(validity.all())
@@ -341,14 +333,14 @@ class BatchView:
     def attributes(self, index: int) -> dict[str, str]:
         """Attributes of one record; ProtocolError if they are malformed."""
         index = self._index(index)
-        if not self.header.flags & _ATTRIBUTES:
+        if not self.header.flags & Flag.ATTRIBUTES:
             return {}
         offsets, data = self._attribute_column()
         return _decode_attributes(data[offsets[index] : offsets[index + 1]])
 
     def attributes_list(self) -> list[dict[str, str]]:
         """Attributes of every record."""
-        if not self.header.flags & _ATTRIBUTES:
+        if not self.header.flags & Flag.ATTRIBUTES:
             return [{} for _ in range(self.record_count)]
         return [_decode_attributes(memoryview(piece)) for piece in _split(*self._attribute_column())]
 
@@ -356,12 +348,12 @@ class BatchView:
         """Verify the structure of everything, as a consumer of untrusted bytes; raise ProtocolError."""
         _ = self.producer_name, self.origin, self.offsets, self.columns
         self._payload_column()
-        if self.header.flags & _KEYS:
+        if self.header.flags & Flag.KEYS:
             offsets, _ = self._key_column()
             validity = self.key_validity
             if validity is not None and np.diff(offsets)[~validity].any():
                 raise ProtocolError("a record without a key has key bytes")
-        if self.header.flags & _ATTRIBUTES:
+        if self.header.flags & Flag.ATTRIBUTES:
             self.attributes_list()
 
 
@@ -436,7 +428,7 @@ def check_columns(view: Data | BatchView, header: BatchHeader, max_record_bytes:
     Compressed columns are not inflated; consumers check them.  Raises ProtocolError, LimitExceeded
     or RecordTooLarge (facts name the first such record's index).
     """
-    if header.flags & _SELECTED:
+    if header.flags & Flag.SELECTED:
         raise ProtocolError("a producer cannot send a selection")
     data = view.data if isinstance(view, BatchView) else view
     if len(data) < header.size:
@@ -468,9 +460,9 @@ def check_columns_twin(view: BatchView, max_record_bytes: int) -> None:
     """check_columns() of columns that are not compressed, by numpy."""
     header = view.header
     _refuse_larger(view.payload_offsets, max_record_bytes, "payload")
-    if header.flags & _KEYS:
+    if header.flags & Flag.KEYS:
         _refuse_larger(view._key_column()[0], KEY_BYTES_MAX, "key")
-    if header.flags & _ATTRIBUTES:
+    if header.flags & Flag.ATTRIBUTES:
         _refuse_larger(view._attribute_column()[0], ATTRIBUTE_BYTES_MAX, "attributes")
     view.check()
 

@@ -49,11 +49,11 @@ Columns, each padded to 8:
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Final, NamedTuple
 
 from danube.core.batch.checksum import crc32c
-from danube.errors import Damage, LimitExceeded, ProtocolError
+from danube.errors import LimitExceeded, ProtocolError
 from danube.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 
 MAGIC: Final = b"DNB1"
@@ -72,17 +72,17 @@ if _HEADER.size != HEADER_BYTES:
     raise ImportError("the table above is the format")
 
 
-class Flag(IntFlag):
-    """Optional columns and fields of a batch; the low three bits are a Compression."""
+class Flag:
+    """Optional columns and fields of a batch, as plain numbers; the low three bits are a Compression."""
 
-    TIMES = 1 << 3
-    KEYS = 1 << 4
-    NULL_KEYS = 1 << 5
-    ATTRIBUTES = 1 << 6
-    REQUEST_IDS = 1 << 7
-    SELECTED = 1 << 8
-    SCHEMA_ID = 1 << 9
-    SCHEMA_VERSION = 1 << 10
+    TIMES: Final = 1 << 3
+    KEYS: Final = 1 << 4
+    NULL_KEYS: Final = 1 << 5
+    ATTRIBUTES: Final = 1 << 6
+    REQUEST_IDS: Final = 1 << 7
+    SELECTED: Final = 1 << 8
+    SCHEMA_ID: Final = 1 << 9
+    SCHEMA_VERSION: Final = 1 << 10
 
 
 FLAGS_KNOWN: Final = 0x7FF
@@ -187,20 +187,3 @@ def body_intact(batch: bytes | bytearray | memoryview, header: BatchHeader) -> b
 def header_intact(batch: bytes | bytearray | memoryview, header: BatchHeader) -> bool:
     """Whether the stamped part of the header is what the owner wrote."""
     return crc32c(memoryview(batch)[:STAMPED_BYTES]) == header.header_crc
-
-
-def check_stored(batch: bytes | bytearray | memoryview, expected_offset: int | None = None) -> BatchHeader:
-    """Check a stored batch wholly; raise Damage with the facts where anything differs."""
-    try:
-        header = read_header(batch)
-    except (ProtocolError, LimitExceeded) as error:
-        raise Damage("stored batch has no valid header", why=str(error)) from error
-    if len(batch) < header.size:
-        raise Damage("stored batch is cut", size=header.size, present=len(batch))
-    if not header_intact(batch, header) or not body_intact(batch, header):
-        raise Damage("stored batch fails its checksum", base_offset=header.base_offset)
-    if expected_offset is not None and header.base_offset != expected_offset:
-        raise Damage(
-            "stored batch has the wrong offset", base_offset=header.base_offset, expected=expected_offset
-        )
-    return header

@@ -1,24 +1,21 @@
 """Columns of many stored batches, joined: what a reader that hands out thousands of rows at once needs.
 
-:class:`BatchTable` holds the headers of consecutive batches as arrays and where all their columns lie.
-Joining reads the batches where they are; the result is in Arrow's layout (offsets and bytes, a validity
-bitmap).  By kernels where they are loaded (danube.core.kernels), else by numpy.
-
-The columns of one stored batch in Arrow's layout, where they lie.
-
-:class:`SingleBatch` answers as danube.core.batch.joined.BatchTable does for one batch.  A table's
-arithmetic on arrays pays off for many small batches; for one large batch it would cost more than its bytes.
+The result is in Arrow's layout (offsets and bytes, a validity bitmap).  :class:`BatchTable` holds the headers
+of consecutive batches as arrays and where all their columns lie, and joins them by kernels.
+:class:`BatchViews` asks the reader of each batch: the way without kernels, and for one large batch, whose
+columns stay where they lie.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from danube.core import kernels
-from danube.core.batch.columns import BatchView
+from danube.core.batch.columns import BatchView, Data
 from danube.core.batch.format import COMPRESSION_MASK, HEADER_BYTES, Flag
 from danube.errors import Damage
 
@@ -37,13 +34,10 @@ HEADER: Final = np.dtype(
 )  # fmt: skip
 _WORDS: Final = HEADER_BYTES // 8
 _NONE: Final = -1
+_NOTHING: Final = memoryview(b"")
 
 if HEADER.itemsize != HEADER_BYTES:
     raise ImportError("the table of danube.core.batch.format is the format")
-
-
-def _kernels() -> Any:
-    return kernels.compiled if kernels.available else None
 
 
 class VariableColumn(NamedTuple):
@@ -64,7 +58,7 @@ class AttributeColumns(NamedTuple):
 
 
 class BatchTable:
-    """Intact, uncompressed batches at ``positions`` of ``octets`` (8-aligned, read-only)."""
+    """Intact, uncompressed batches at ``positions`` of ``octets`` (8-aligned, read-only).  Needs kernels."""
 
     __slots__ = ("_layout", "counts", "headers", "octets", "positions")
 
@@ -82,7 +76,7 @@ class BatchTable:
     def row_count(self) -> int:
         return int(self.counts.sum())
 
-    def _has(self, flag: Flag) -> NDArray[np.bool_]:
+    def _has(self, flag: int) -> NDArray[np.bool_]:
         has: NDArray[np.bool_] = (self.headers["flags"] & np.uint16(flag)) != 0
         return has
 
@@ -91,7 +85,7 @@ class BatchTable:
         values: NDArray[Any] = np.repeat(self.headers[name].astype(dtype), self.counts)
         return values
 
-    def flagged(self, flag: Flag) -> NDArray[np.bool_] | None:
+    def flagged(self, flag: int) -> NDArray[np.bool_] | None:
         """bool[rows]: whether the record's batch has ``flag``; None if all have it."""
         has = self._has(flag)
         return None if has.all() else np.repeat(has, self.counts)
@@ -99,31 +93,15 @@ class BatchTable:
     def offsets(self) -> Ints:
         """int64[rows]: the offset of each record; Damage where a selection's do not ascend."""
         bases = self.headers["base_offset"].astype(np.int64)
-        selected, kernel = self._layout.selected, _kernels()
         joined = np.empty(self.row_count, np.int64)
         if not self._has(Flag.SELECTED).any():
             starts = np.cumsum(self.counts) - self.counts
             np.add(np.arange(len(joined)), np.repeat(bases - starts, self.counts), out=joined)
             return joined
-        if kernel is not None:
-            bad = kernel.join_offsets(self.octets, selected, self.counts, bases, joined)
-            if bad != kernels.WELL_FORMED:
-                raise self._malformed(bad, "selected offsets do not ascend")
-            return joined
-        row = 0
-        for index, count in enumerate(self.counts.tolist()):
-            joined[row : row + count] = self._deltas(index, count) + bases[index]
-            row += count
+        bad = kernels.compiled.join_offsets(self.octets, self._layout.selected, self.counts, bases, joined)
+        if bad != kernels.WELL_FORMED:
+            raise self._malformed(bad, "selected offsets do not ascend")
         return joined
-
-    def _deltas(self, index: int, count: int) -> Ints:
-        place = int(self._layout.selected[index])
-        if place < 0:
-            return np.arange(count, dtype=np.int64)
-        deltas = np.frombuffer(self.octets, "<u4", count, place).astype(np.int64)
-        if not (deltas[1:] > deltas[:-1]).all():
-            raise self._malformed(index, "selected offsets do not ascend")
-        return deltas
 
     def publish_times(self) -> Ints:
         """int64[rows]: microseconds since 1970 UTC."""
@@ -131,17 +109,7 @@ class BatchTable:
         if not self._has(Flag.TIMES).any():
             return np.repeat(shared, self.counts)
         joined = np.empty(self.row_count, np.int64)
-        kernel = _kernels()
-        if kernel is not None:
-            kernel.join_words(self.octets, self._layout.times, self.counts, shared, joined)
-            return joined
-        row = 0
-        for count, place, moment in zip(
-            self.counts.tolist(), self._layout.times.tolist(), shared.tolist(), strict=True
-        ):
-            own = np.frombuffer(self.octets, "<i8", count, place) if place >= 0 else moment
-            joined[row : row + count] = own
-            row += count
+        kernels.compiled.join_words(self.octets, self._layout.times, self.counts, shared, joined)
         return joined
 
     def payloads(self) -> VariableColumn:
@@ -159,21 +127,9 @@ class BatchTable:
         if has_keys.all() and not self._has(Flag.NULL_KEYS).any():
             return column
         validity = np.zeros((self.row_count + 7) // 8, np.uint8)
-        kernel = _kernels()
-        if kernel is not None:
-            present = has_keys.astype(np.int64)
-            absent = int(kernel.join_bits(self.octets, layout.key_validity, present, self.counts, validity))
-        else:
-            valid = np.concatenate([self._valid(index, bool(has)) for index, has in enumerate(has_keys)])
-            validity, absent = np.packbits(valid, bitorder="little"), int(len(valid) - valid.sum())
-        return column._replace(validity=validity, null_count=absent)
-
-    def _valid(self, index: int, has_keys: bool) -> NDArray[np.bool_]:
-        count, place = int(self.counts[index]), int(self._layout.key_validity[index])
-        if place < 0:
-            return np.full(count, has_keys)
-        bitmap = self.octets[place : place + (count + 7) // 8]
-        return np.unpackbits(bitmap, count=count, bitorder="little").view(np.bool_)
+        present = has_keys.astype(np.int64)
+        absent = kernels.compiled.join_bits(self.octets, layout.key_validity, present, self.counts, validity)
+        return column._replace(validity=validity, null_count=int(absent))
 
     def attributes(self) -> AttributeColumns | None:
         """Names and values of all attributes; None if no record has any.  Damage for malformed ones."""
@@ -181,11 +137,8 @@ class BatchTable:
             return None
         layout = self._layout
         raw = self._variable(layout.attribute_offsets, layout.attributes, "attribute_bytes", "attribute")
-        kernel = _kernels()
-        if kernel is None:
-            return self._attributes_twin()
         totals = np.zeros(3, np.int64)
-        bad = kernel.measure_attributes(_read_only(raw.data), _read_only(raw.offsets), totals)
+        bad = kernels.compiled.measure_attributes(_read_only(raw.data), _read_only(raw.offsets), totals)
         if bad != kernels.WELL_FORMED:
             batch = int(np.searchsorted(np.cumsum(self.counts), bad, "right"))
             raise self._malformed(batch, "attributes of a record are malformed")
@@ -193,20 +146,11 @@ class BatchTable:
         ends = np.empty(len(raw.offsets), np.int32)
         names = VariableColumn(np.empty(count + 1, np.int32), np.empty(name_bytes, np.uint8))
         values = VariableColumn(np.empty(count + 1, np.int32), np.empty(value_bytes, np.uint8))
-        kernel.split_attributes(
+        kernels.compiled.split_attributes(
             _read_only(raw.data), _read_only(raw.offsets), ends, names.offsets, names.data,
             values.offsets, values.data,
         )  # fmt: skip
         return AttributeColumns(ends, names, values)
-
-    def _attributes_twin(self) -> AttributeColumns:
-        ends, names, values = [0], [], []
-        for index in range(len(self)):
-            for record in self.view(index).attributes_list():
-                names += [name.encode() for name in record]
-                values += [value.encode() for value in record.values()]
-                ends.append(len(names))
-        return AttributeColumns(np.array(ends, np.int32), _variable_of(names), _variable_of(values))
 
     def producers(self) -> list[bytes]:
         """The producer's name in each batch, as it stands there."""
@@ -217,29 +161,15 @@ class BatchTable:
             for place, size in zip(places, self.headers["name_size"].tolist(), strict=True)
         ]
 
-    def view(self, index: int) -> BatchView:
-        """One batch by the ordinary reader."""
-        return BatchView(self.octets.data, position=int(self.positions[index]))
-
     def _variable(self, offsets: Ints, positions: Ints, total_name: str, what: str) -> VariableColumn:
         totals = self.headers[total_name].astype(np.int64)
-        if len(self) == 1 and offsets[0] >= 0:
-            return self._in_place(int(offsets[0]), int(positions[0]), int(totals[0]), what)
         joined_offsets = np.empty(self.row_count + 1, np.int32)
         joined = np.empty(int(totals.sum()), np.uint8)
-        kernel = _kernels()
-        join = kernel.join_variable if kernel is not None else _join_variable_twin
+        join = kernels.compiled.join_variable
         bad = join(self.octets, offsets, positions, self.counts, totals, joined_offsets, joined)
         if bad != kernels.WELL_FORMED:
             raise self._malformed(bad, f"offsets of the {what} column do not ascend from 0 to its size")
         return VariableColumn(joined_offsets, joined)
-
-    def _in_place(self, offsets_position: int, position: int, total: int, what: str) -> VariableColumn:
-        """The column of a batch that stands alone, where it lies."""
-        offsets = np.frombuffer(self.octets, "<i4", int(self.counts[0]) + 1, offsets_position)
-        if offsets[0] != 0 or offsets[-1] != total or not (offsets[1:] >= offsets[:-1]).all():
-            raise self._malformed(0, f"offsets of the {what} column do not ascend from 0 to its size")
-        return VariableColumn(offsets, self.octets[position : position + total])
 
     def _malformed(self, index: int, what: str) -> Damage:
         return Damage(
@@ -271,7 +201,7 @@ class _Layout:
         at = positions + HEADER_BYTES + _padded(names)
         offsets_size = _padded(4 * (counts + 1))
 
-        def take(flag: Flag, size: Ints) -> Ints:
+        def take(flag: int, size: Ints) -> Ints:
             nonlocal at
             has = (flags & np.uint16(flag)) != 0
             place = np.where(has, at, _NONE)
@@ -322,98 +252,104 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def _variable_of(pieces: list[bytes]) -> VariableColumn:
-    offsets = np.zeros(len(pieces) + 1, np.int32)
-    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+def _variable_of(lengths: Sequence[int] | Ints, pieces: Sequence[Data]) -> VariableColumn:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     return VariableColumn(offsets, np.frombuffer(b"".join(pieces), np.uint8))
 
 
-def _join_variable_twin(
-    octets: Octets, offsets: Ints, positions: Ints, counts: Ints, totals: Ints,
-    joined_offsets: NDArray[np.int32], joined: Octets,
-) -> int:  # fmt: skip
-    """kernels.joining.join_variable by numpy."""
-    row = end = 0
-    joined_offsets[0] = 0
-    rows = zip(offsets.tolist(), positions.tolist(), counts.tolist(), totals.tolist(), strict=True)
-    for batch, (place, position, count, total) in enumerate(rows):
-        if place < 0:
-            joined_offsets[row + 1 : row + count + 1] = end
-            row += count
-            continue
-        own = np.frombuffer(octets, "<i4", count + 1, place)
-        if own[0] != 0 or own[-1] != total or not (own[1:] >= own[:-1]).all():
-            return batch
-        joined_offsets[row + 1 : row + count + 1] = own[1:] + end
-        joined[end : end + total] = octets[position : position + total]
-        end += total
-        row += count
-    return kernels.WELL_FORMED
-
-
-_KEYS = int(Flag.KEYS)
-_ATTRIBUTES = int(Flag.ATTRIBUTES)
-
-
-class SingleBatch:
-    """An intact, uncompressed batch at ``position`` of ``octets`` (8-aligned, read-only).
+class BatchViews:
+    """Intact, uncompressed batches as BatchTable has them, each by its own reader.
 
     Every method raises ProtocolError if the columns that it reads are malformed.
     """
 
-    __slots__ = ("_octets", "_position", "_view", "row_count")
+    __slots__ = ("_octets", "_positions", "_views", "counts", "row_count")
 
-    def __init__(self, octets: Octets, position: int) -> None:
-        self._octets = octets
-        self._position = position
-        self._view = BatchView(octets.data, position=position)
-        self.row_count = self._view.record_count
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """int64[1]: the records of the batch."""
-        return np.array([self.row_count], np.int64)
+    def __init__(self, octets: Octets, positions: Ints) -> None:
+        self._octets, self._positions = octets, positions
+        self._views = [BatchView(octets.data, position=position) for position in positions.tolist()]
+        self.counts: Ints = np.array([view.record_count for view in self._views], np.int64)
+        self.row_count = int(self.counts.sum())
 
     def repeated(self, name: str, dtype: str = "<i8") -> NDArray[Any]:
-        """A header's number for each record."""
-        return np.full(self.row_count, getattr(self._view.header, name), dtype)
+        """A header's number for each record of its batch."""
+        return np.repeat(np.array([getattr(view.header, name) for view in self._views], dtype), self.counts)
 
-    def flagged(self, flag: Flag) -> NDArray[np.bool_] | None:
-        """bool[rows], all false: the batch has no ``flag``; None if it has."""
-        return None if self._view.header.flags & flag else np.zeros(self.row_count, np.bool_)
+    def flagged(self, flag: int) -> NDArray[np.bool_] | None:
+        """bool[rows]: whether the record's batch has ``flag``; None if all have it."""
+        has = self._has(flag)
+        return None if has.all() else np.repeat(has, self.counts)
 
-    def offsets(self) -> NDArray[np.int64]:
+    def _has(self, flag: int) -> NDArray[np.bool_]:
+        return np.array([view.header.flags & flag != 0 for view in self._views], np.bool_)
+
+    def offsets(self) -> Ints:
         """int64[rows]: the offset of each record."""
-        return self._view.offsets
+        return np.concatenate([view.offsets for view in self._views])
 
-    def publish_times(self) -> NDArray[np.int64]:
+    def publish_times(self) -> Ints:
         """int64[rows]: microseconds since 1970 UTC."""
-        return self._view.publish_times
+        return np.concatenate([view.publish_times for view in self._views])
 
     def payloads(self) -> VariableColumn:
         """The payload column."""
-        view = self._view
-        return VariableColumn(view.payload_offsets, np.frombuffer(view.payload_bytes, np.uint8))
+        return _together([(view.payload_offsets, view.payload_bytes) for view in self._views])
 
     def keys(self) -> VariableColumn | None:
         """The key column; None if no record has a key."""
-        view = self._view
-        if not view.header.flags & _KEYS:
+        has = self._has(Flag.KEYS)
+        if not has.any():
             return None
-        column = VariableColumn(view.key_offsets, np.frombuffer(view.key_bytes, np.uint8))
-        present = view.key_validity
-        if present is None:
+        column = _together([
+            (view.key_offsets, view.key_bytes) if there else (np.zeros(len(view) + 1, np.int32), _NOTHING)
+            for view, there in zip(self._views, has.tolist(), strict=True)
+        ])  # fmt: skip
+        if has.all() and not self._has(Flag.NULL_KEYS).any():
             return column
+        present = np.repeat(has, self.counts)
+        end = 0
+        for view in self._views:
+            start, end = end, end + len(view)
+            validity = view.key_validity
+            if validity is not None:
+                present[start:end] = validity
         absent = self.row_count - int(present.sum())
         return column._replace(validity=np.packbits(present, bitorder="little"), null_count=absent)
 
     def attributes(self) -> AttributeColumns | None:
         """Names and values of all attributes; None if no record has any."""
-        if not self._view.header.flags & _ATTRIBUTES:
+        if not self._has(Flag.ATTRIBUTES).any():
             return None
-        return BatchTable(self._octets, np.array([self._position])).attributes()
+        if kernels.available:
+            return BatchTable(self._octets, self._positions).attributes()
+        ends, names, values = [0], [], []
+        for record in (one for view in self._views for one in view.attributes_list()):
+            names += [name.encode() for name in record]
+            values += [value.encode() for value in record.values()]
+            ends.append(len(names))
+        columns = [_variable_of([len(text) for text in texts], texts) for texts in (names, values)]
+        return AttributeColumns(np.array(ends, np.int32), *columns)
 
     def producers(self) -> list[bytes]:
-        """The producer's name, as it stands there."""
-        view = self._view
-        return [bytes(view.data[HEADER_BYTES : HEADER_BYTES + view.header.name_size])]
+        """The producer's name in each batch, as it stands there."""
+        return [bytes(view.data[HEADER_BYTES : HEADER_BYTES + view.header.name_size]) for view in self._views]
+
+
+def _together(columns: list[tuple[NDArray[np.int32], memoryview]]) -> VariableColumn:
+    """The columns of several batches as one; the column of one where it lies."""
+    if len(columns) == 1:
+        offsets, data = columns[0]
+        return VariableColumn(offsets, np.frombuffer(data, np.uint8))
+    lengths = np.concatenate([np.diff(offsets) for offsets, _ in columns])
+    return _variable_of(lengths, [data for _, data in columns])
+
+
+def table_of(octets: Octets, positions: Ints, headers: NDArray[np.void] | None = None) -> Table:
+    """The batches at ``positions``, by the way that costs least."""
+    if len(positions) == 1 or not kernels.available:
+        return BatchViews(octets, positions)
+    return BatchTable(octets, positions, headers)
+
+
+Table = BatchTable | BatchViews

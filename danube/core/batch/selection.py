@@ -41,12 +41,6 @@ _FNV_BASIS: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 _MASK_64: Final = (1 << 64) - 1
 _MASK_32: Final = (1 << 32) - 1
-_FLAG_SELECTED: Final = int(Flag.SELECTED)
-_FLAG_KEYS: Final = int(Flag.KEYS)
-_FLAG_NULL_KEYS: Final = int(Flag.NULL_KEYS)
-_FLAG_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
-_FLAG_TIMES: Final = int(Flag.TIMES)
-_FLAG_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
 
 
 def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> bytes:
@@ -62,7 +56,7 @@ def select(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) -> byte
     if not kernels.available:
         return select_twin(batch, header, indexes)
     view = BatchView(batch, header)
-    if header.flags & _FLAG_SELECTED:
+    if header.flags & Flag.SELECTED:
         _ = view.offset_deltas  # raises where they do not ascend
     return _select_with_kernels(kernels.compiled, view, indexes)
 
@@ -81,7 +75,7 @@ def _select_with_kernels(batch: Any, view: BatchView, indexes: NDArray[np.int64]
     ]
     if min(totals) < 0:
         raise ProtocolError("offsets of a column do not ascend from 0 to its size")
-    flags = header.flags & ~COMPRESSION_MASK | _FLAG_SELECTED
+    flags = header.flags & ~COMPRESSION_MASK | Flag.SELECTED
     target = place_columns(flags, len(indexes), *totals)
     start = HEADER_BYTES + padded(header.name_size + header.origin_size)
     chosen = bytearray(start + target.end)
@@ -114,7 +108,7 @@ def select_twin(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) ->
     """select() by numpy and bytes.join, for indexes that were checked."""
     view = BatchView(batch, header)
     pieces: list[bytes] = []
-    if header.flags & _FLAG_TIMES:
+    if header.flags & Flag.TIMES:
         pieces.append(view.publish_times[indexes].tobytes())
     request_ids = view.request_ids
     if request_ids is not None:
@@ -122,18 +116,18 @@ def select_twin(batch: Data, header: BatchHeader, indexes: NDArray[np.int64]) ->
     pieces.append(_padded(view.offset_deltas[indexes].astype("<u4").tobytes()))
     payload_bytes = _gather(pieces, view._payload_column(), indexes)
     key_bytes = attribute_bytes = 0
-    if header.flags & _FLAG_KEYS:
+    if header.flags & Flag.KEYS:
         validity = view.key_validity
         if validity is not None:
             pieces.append(_padded(np.packbits(validity[indexes], bitorder="little").tobytes()))
         key_bytes = _gather(pieces, view._key_column(), indexes)
-    if header.flags & _FLAG_ATTRIBUTES:
+    if header.flags & Flag.ATTRIBUTES:
         attribute_bytes = _gather(pieces, view._attribute_column(), indexes)
     names = view.data[HEADER_BYTES : HEADER_BYTES + padded(header.name_size + header.origin_size)]
     columns = b"".join(pieces)
     chosen = header._replace(
         size=HEADER_BYTES + len(names) + len(columns),
-        flags=header.flags & ~COMPRESSION_MASK | _FLAG_SELECTED,
+        flags=header.flags & ~COMPRESSION_MASK | Flag.SELECTED,
         record_count=len(indexes),
         payload_bytes=payload_bytes,
         key_bytes=key_bytes,
@@ -181,7 +175,7 @@ def ring_hash(data: bytes) -> int:
 def ring_hashes(batch: Data, header: BatchHeader) -> NDArray[np.uint64]:
     """uint64[n]: ring hash of each record's key, or of the producer's name where it has no key."""
     view = BatchView(batch, header)
-    if not kernels.available or not header.flags & _FLAG_KEYS:
+    if not kernels.available or not header.flags & Flag.KEYS:
         return ring_hashes_twin(view)
     layout = view.layout
     hashes = np.empty(header.record_count, np.uint64)
@@ -208,7 +202,7 @@ def ring_hashes_twin(view: BatchView) -> NDArray[np.uint64]:
     """ring_hashes() in Python, once for each distinct key."""
     header = view.header
     name = bytes(view.data[HEADER_BYTES : HEADER_BYTES + header.name_size])
-    if not header.flags & _FLAG_KEYS:
+    if not header.flags & Flag.KEYS:
         return np.full(header.record_count, _name_hash(name), np.uint64)
     keys = [name if key is None else key for key in view.keys()]  # noqa: SIM118
     hash_by_key = {key: ring_hash(key) for key in set(keys)}

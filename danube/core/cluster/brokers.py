@@ -7,12 +7,14 @@ registration has ended stays known with its mode until it is forgotten.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from danube.core.cluster.commands import BrokerRecord, RegisterBroker, SetBrokerMode
-from danube.errors import InvalidArgument, LimitExceeded, NotFound
+from danube.core.cluster.records import Records, no_room
+from danube.errors import InvalidArgument, NotFound
 from danube.ids import check_label
 from danube.limits import BROKERS_MAX
 
@@ -20,35 +22,24 @@ MODES: Final = ("active", "draining", "drained")
 BROKER_ID_MAX: Final = (1 << 64) - 1
 
 
-class Brokers:
-    """All known brokers by id."""
+class Brokers(Records[int, BrokerRecord]):
+    """All known brokers by id, those that are not alive too."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._by_id: dict[int, BrokerRecord] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def find(self, broker_id: int) -> BrokerRecord | None:
-        return self._by_id.get(broker_id)
+    key_of = attrgetter("broker_id")
 
     def broker(self, broker_id: int) -> BrokerRecord:
         """The broker of this id; raises NotFound."""
-        found = self._by_id.get(broker_id)
+        found = self._by_key.get(broker_id)
         if found is None:
-            known = ", ".join(str(one) for one in sorted(self._by_id)[:5])
+            known = ", ".join(str(one) for one in sorted(self._by_key)[:5])
             raise NotFound(f"broker {broker_id} is not known", hint=f"known are {known}" if known else "")
         return found
 
-    def brokers(self) -> list[BrokerRecord]:
-        """All known brokers by id, those that are not alive too."""
-        return [record for _, record in sorted(self._by_id.items())]
-
     def of_lease(self, lease_id: int) -> list[BrokerRecord]:
         """Brokers whose registration goes with a lease, by id."""
-        return [record for record in self.brokers() if record.lease_id == lease_id]
+        return [record for record in self.records() if record.lease_id == lease_id]
 
     # Check
 
@@ -62,9 +53,8 @@ class Brokers:
         if command.mode:
             _check_mode(command.mode)
         _check_reason(command.reason)
-        if command.broker_id not in self._by_id and len(self._by_id) >= BROKERS_MAX:
-            why = f"the limit is {BROKERS_MAX}"
-            raise LimitExceeded("there is no room for more brokers", why=why, limit=BROKERS_MAX)
+        if command.broker_id not in self._by_key and len(self._by_key) >= BROKERS_MAX:
+            raise no_room("brokers", BROKERS_MAX)
 
     def check_mode(self, command: SetBrokerMode) -> bool:
         """Whether the mode is another one; raises a CallerError if it is not allowed."""
@@ -76,7 +66,7 @@ class Brokers:
     # Change
 
     def register(self, command: RegisterBroker) -> BrokerRecord:
-        former = self._by_id.get(command.broker_id)
+        former = self._by_key.get(command.broker_id)
         mode, reason = command.mode, command.reason
         if not mode:
             mode, reason = (former.mode, reason or former.reason) if former else ("active", reason)
@@ -98,20 +88,7 @@ class Brokers:
         return self._put(msgspec.structs.replace(self.broker(broker_id), lease_id=0))
 
     def forget(self, broker_id: int) -> BrokerRecord:
-        return self._by_id.pop(broker_id)
-
-    def _put(self, record: BrokerRecord) -> BrokerRecord:
-        self._by_id[record.broker_id] = record
-        return record
-
-    def copy(self) -> Brokers:
-        other = Brokers()
-        other._by_id = dict(self._by_id)
-        return other
-
-    def load(self, records: list[BrokerRecord]) -> None:
-        """Take in what a snapshot kept."""
-        self._by_id = {record.broker_id: record for record in records}
+        return self._by_key.pop(broker_id)
 
 
 def _check_mode(mode: str) -> None:

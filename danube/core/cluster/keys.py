@@ -8,9 +8,13 @@ deleted and set again starts at version 1.  A counter gives each number once and
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from itertools import islice
+from operator import attrgetter
+from typing import Self
 
 from danube.core.cluster.commands import Allocated, AllocateId, CompareAndSet, KeyRecord, PutKey
+from danube.core.cluster.records import Records, no_room
 from danube.errors import InvalidArgument, InvalidName, LimitExceeded, WrongState
 from danube.limits import (
     COUNTERS_MAX,
@@ -45,25 +49,21 @@ def _sound(text: str) -> bool:
     return text.isprintable() and len(text.encode("utf-8", "surrogatepass")) <= METADATA_KEY_BYTES_MAX
 
 
-class KeySpace:
-    """All keys and counters.  Records are shared between copies, as they never change."""
+class KeySpace(Records[str, KeyRecord]):
+    """All keys and counters."""
 
-    __slots__ = ("_by_key", "_counters", "_keys_by_lease", "_sorted", "size_bytes")
+    __slots__ = ("_counters", "_keys_by_lease", "_sorted", "size_bytes")
+
+    key_of = attrgetter("key")
 
     def __init__(self) -> None:
-        self._by_key: dict[str, KeyRecord] = {}
+        super().__init__()
         self._sorted: list[str] = []
         self._counters: dict[str, int] = {}  # the last number given
         self._keys_by_lease: dict[int, dict[str, None]] = {}
         self.size_bytes = 0
 
     # Lookup
-
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def find(self, key: str) -> KeyRecord | None:
-        return self._by_key.get(key)
 
     def below(self, prefix: str, count_max: int | None = None) -> list[KeyRecord]:
         """Keys below a prefix that ends in a slash, in order; at most ``count_max``."""
@@ -107,15 +107,15 @@ class KeySpace:
             return
         former = self._by_key.get(command.key)
         if former is None and len(self._by_key) >= METADATA_KEYS_MAX:
-            raise _full("keys", METADATA_KEYS_MAX)
+            raise no_room("keys", METADATA_KEYS_MAX)
         grown = len(value) - len(former.value) if former else len(value) + len(command.key)
         if self.size_bytes + grown > METADATA_VALUES_BYTES_MAX:
-            raise _full("keys", METADATA_VALUES_BYTES_MAX, "bytes")
+            raise no_room("keys", METADATA_VALUES_BYTES_MAX, of="bytes")
 
     def check_allocate(self, command: AllocateId) -> None:
         check_key(command.counter)
         if command.counter not in self._counters and len(self._counters) >= COUNTERS_MAX:
-            raise _full("counters", COUNTERS_MAX)
+            raise no_room("counters", COUNTERS_MAX)
 
     def refuse_compare(self, command: CompareAndSet) -> None:
         """Raise WrongState, with the key's revision as a fact, where the key is not as expected."""
@@ -144,10 +144,10 @@ class KeySpace:
             record = KeyRecord(key, value, 1, index, index, lease_id)
         else:
             record = KeyRecord(key, value, former.version + 1, former.create_revision, index, lease_id)
-        self._put(record, former)
-        return record
+        return self._put(record)
 
-    def _put(self, record: KeyRecord, former: KeyRecord | None) -> None:
+    def _put(self, record: KeyRecord) -> KeyRecord:
+        former = self._by_key.get(record.key)
         if former is None:
             insort(self._sorted, record.key)
             self.size_bytes += len(record.key) + len(record.value)
@@ -157,6 +157,7 @@ class KeySpace:
         self._by_key[record.key] = record
         if record.lease_id:
             self._keys_by_lease.setdefault(record.lease_id, {})[record.key] = None
+        return record
 
     def _detach(self, record: KeyRecord) -> None:
         if record.lease_id:
@@ -180,21 +181,15 @@ class KeySpace:
 
     # Copies
 
-    def copy(self) -> KeySpace:
-        other = KeySpace()
-        other._by_key, other._sorted = dict(self._by_key), list(self._sorted)
-        other._counters = dict(self._counters)
+    def copy(self) -> Self:
+        other = super().copy()
+        other._sorted, other._counters = list(self._sorted), dict(self._counters)
         other._keys_by_lease = {lease_id: dict(keys) for lease_id, keys in self._keys_by_lease.items()}
         other.size_bytes = self.size_bytes
         return other
 
-    def load(self, records: list[KeyRecord], counters: list[tuple[str, int]]) -> None:
+    def load(self, records: Iterable[KeyRecord], counters: Iterable[tuple[str, int]] = ()) -> None:
         """Take in what a snapshot kept; keys in order."""
         for record in records:
-            self._put(record, None)
+            self._put(record)
         self._counters = dict(counters)
-
-
-def _full(what: str, limit: int, unit: str = "") -> LimitExceeded:
-    why = f"the limit is {limit} {unit}".rstrip()
-    return LimitExceeded(f"there is no room for more {what}", why=why, limit=limit)

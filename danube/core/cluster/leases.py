@@ -9,44 +9,35 @@ a lease below 0, which goes with the key.
 from __future__ import annotations
 
 import heapq
+from operator import attrgetter
 
 from danube.core.cluster.commands import ExpireLeases, GrantLease, Lease
-from danube.errors import Conflict, InvalidArgument, LimitExceeded, NotFound
+from danube.core.cluster.records import Records, no_room
+from danube.errors import Conflict, InvalidArgument, NotFound
 from danube.limits import LEASE_TTL_MS_MAX, LEASES_MAX, LEASES_PER_COMMAND_MAX
 
 LEASE_ID_MAX = (1 << 63) - 1
 
 
-class Leases:
+class Leases(Records[int, Lease]):
     """All leases by id."""
 
-    __slots__ = ("_by_id",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._by_id: dict[int, Lease] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def find(self, lease_id: int) -> Lease | None:
-        return self._by_id.get(lease_id)
+    key_of = attrgetter("lease_id")
 
     def lease(self, lease_id: int) -> Lease:
         """The lease of this id; raises NotFound, also for one that has ended."""
-        found = self._by_id.get(lease_id)
+        found = self._by_key.get(lease_id)
         if found is None:
             raise NotFound(f"lease {lease_id} does not exist", why="or it has ended", hint="grant another")
         return found
-
-    def leases(self) -> list[Lease]:
-        """All leases by id."""
-        return [lease for _, lease in sorted(self._by_id.items())]
 
     def due(self, now_us: int, count_max: int = LEASES_PER_COMMAND_MAX) -> list[tuple[int, int]]:
         """Ids and revisions of leases whose time is over at ``now_us``, the longest over first."""
         over = [
             (lease.expires_us, lease.lease_id, lease.revision)
-            for lease in self._by_id.values()
+            for lease in self._by_key.values()
             if lease.expires_us <= now_us
         ]
         return [(lease_id, revision) for _, lease_id, revision in heapq.nsmallest(count_max, over)]
@@ -61,19 +52,18 @@ class Leases:
     def refuse_grant(self, command: GrantLease) -> None:
         if not 1 <= command.lease_id <= LEASE_ID_MAX:
             raise InvalidArgument("a lease's id is 1 .. 2**63 - 1", why=f"not {command.lease_id}")
-        if command.lease_id in self._by_id:
+        if command.lease_id in self._by_key:
             raise Conflict(f"lease {command.lease_id} exists", hint="choose another id, or renew it")
 
     def check_room(self) -> None:
-        if len(self._by_id) >= LEASES_MAX:
-            why = f"the limit is {LEASES_MAX}"
-            raise LimitExceeded("there is no room for more leases", why=why, limit=LEASES_MAX)
+        if len(self._by_key) >= LEASES_MAX:
+            raise no_room("leases", LEASES_MAX)
 
     def over(self, command: ExpireLeases, now_us: int) -> list[Lease]:
         """Return the leases of the command that end at ``now_us``, once each and in its order."""
         found: dict[int, Lease] = {}
         for lease_id, revision in command.leases:
-            lease = self._by_id.get(lease_id)
+            lease = self._by_key.get(lease_id)
             if lease is not None and lease.revision == revision and lease.expires_us <= now_us:
                 found[lease_id] = lease
         return list(found.values())
@@ -82,21 +72,10 @@ class Leases:
 
     def keep(self, index: int, lease_id: int, ttl_ms: int, now_us: int) -> Lease:
         """Grant or renew a lease with the command of this index."""
-        lease = Lease(lease_id, ttl_ms, now_us + ttl_ms * 1000, index)
-        self._by_id[lease_id] = lease
-        return lease
+        return self._put(Lease(lease_id, ttl_ms, now_us + ttl_ms * 1000, index))
 
     def end(self, lease_id: int) -> Lease:
-        return self._by_id.pop(lease_id)
-
-    def copy(self) -> Leases:
-        other = Leases()
-        other._by_id = dict(self._by_id)
-        return other
-
-    def load(self, leases: list[Lease]) -> None:
-        """Take in what a snapshot kept."""
-        self._by_id = {lease.lease_id: lease for lease in leases}
+        return self._by_key.pop(lease_id)
 
 
 def check_ttl(ttl_ms: int) -> None:

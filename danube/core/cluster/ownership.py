@@ -27,6 +27,8 @@ An assignment and a release do not change a reservation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from danube.core.cluster.commands import (
@@ -38,6 +40,7 @@ from danube.core.cluster.commands import (
     ReserveOffsets,
     UnloadPartitions,
 )
+from danube.core.cluster.records import Records
 from danube.errors import Fenced, InvalidArgument, LimitExceeded, WrongState
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 
@@ -49,44 +52,29 @@ REASONS: Final = ("unload", "rebalance", "drain", "stop", DEAD)
 Place = tuple[int, int]  # topic id, partition
 
 
-class Owners:
-    """The ownership of every partition that ever had an owner."""
+_place_of = attrgetter("topic_id", "partition")
 
-    __slots__ = ("_by_place",)
 
-    def __init__(self) -> None:
-        self._by_place: dict[Place, Ownership] = {}
+class Owners(Records[Place, Ownership]):
+    """The ownership of every partition that ever had an owner, by topic id and partition."""
 
-    def __len__(self) -> int:
-        return len(self._by_place)
+    __slots__ = ()
+
+    key_of = _place_of
 
     def of(self, topic_id: int, partition: int) -> Ownership:
         """Return the ownership of a partition: without a broker and with epoch 0 if it never had an owner."""
-        return self._by_place.get((topic_id, partition)) or Ownership(topic_id, partition, 0, 0)
-
-    def find(self, topic_id: int, partition: int) -> Ownership | None:
-        return self._by_place.get((topic_id, partition))
+        return self._by_key.get((topic_id, partition)) or Ownership(topic_id, partition, 0, 0)
 
     def of_broker(self, broker_id: int) -> list[Ownership]:
         """Return all partitions of a broker; walks over every partition."""
-        return [record for record in self._by_place.values() if record.broker_id == broker_id]
-
-    def records(self) -> list[Ownership]:
-        """All by topic id and partition."""
-        return [self._by_place[place] for place in sorted(self._by_place)]
+        return [record for record in self._by_key.values() if record.broker_id == broker_id]
 
     # Check
 
     def check(self, command: OwnershipCommand) -> None:
         """Raise a CallerError if the command is not sound in itself."""
-        if not 1 <= len(command.partitions) <= PARTITIONS_PER_COMMAND_MAX:
-            raise LimitExceeded(
-                f"a command names 1 .. {PARTITIONS_PER_COMMAND_MAX} partitions",
-                why=f"not {len(command.partitions)}",
-                limit=PARTITIONS_PER_COMMAND_MAX,
-            )
-        if len({place[:2] for place in command.partitions}) < len(command.partitions):
-            raise InvalidArgument("a command names a partition twice")
+        _check_places(command.partitions)
         if isinstance(command, AssignPartitions):
             highest = max(command.epoch_floor, *(epoch for _, _, epoch in command.partitions))
             if command.epoch_floor < 0 or highest >= EPOCH_MAX:
@@ -152,27 +140,14 @@ class Owners:
             )
         return done
 
-    def _put(self, record: Ownership) -> Ownership:
-        self._by_place[record.topic_id, record.partition] = record
-        return record
-
     def forget_topic(self, topic_id: int, partition_count: int) -> list[Ownership]:
         """Drop the partitions of a topic; return each without an owner, with its last epoch."""
         dropped = []
-        for partition in range(partition_count if self._by_place else 0):
-            former = self._by_place.pop((topic_id, partition), None)
+        for partition in range(partition_count if self._by_key else 0):
+            former = self._by_key.pop((topic_id, partition), None)
             if former is not None:
                 dropped.append(gone(former))
         return dropped
-
-    def copy(self) -> Owners:
-        other = Owners()
-        other._by_place = dict(self._by_place)
-        return other
-
-    def load(self, records: list[Ownership]) -> None:
-        """Take in what a snapshot kept."""
-        self._by_place = {(record.topic_id, record.partition): record for record in records}
 
 
 def gone(former: Ownership) -> Ownership:
@@ -193,38 +168,20 @@ def _wrong(record: Ownership, why: str) -> None:
 RESERVED_END_MAX: Final = 1 << 62
 
 
-class Reservations:
-    """The reservation of every partition that has one."""
+class Reservations(Records[Place, Reservation]):
+    """The reservation of every partition that has one, by topic id and partition."""
 
-    __slots__ = ("_by_place",)
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self._by_place: dict[Place, Reservation] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_place)
+    key_of = _place_of
 
     def of(self, topic_id: int, partition: int) -> Reservation:
         """Return the reservation of a partition; its end is 0 if nothing was ever reserved."""
-        return self._by_place.get((topic_id, partition)) or Reservation(topic_id, partition, 0, 0, 0)
-
-    def find(self, topic_id: int, partition: int) -> Reservation | None:
-        return self._by_place.get((topic_id, partition))
-
-    def records(self) -> list[Reservation]:
-        """All by topic id and partition."""
-        return [record for _, record in sorted(self._by_place.items())]
+        return self._by_key.get((topic_id, partition)) or Reservation(topic_id, partition, 0, 0, 0)
 
     def check(self, command: ReserveOffsets) -> bool:
         """Whether it would change anything; raises a CallerError if it is not sound in itself."""
-        if not 1 <= len(command.partitions) <= PARTITIONS_PER_COMMAND_MAX:
-            raise LimitExceeded(
-                f"a command names 1 .. {PARTITIONS_PER_COMMAND_MAX} partitions",
-                why=f"not {len(command.partitions)}",
-                limit=PARTITIONS_PER_COMMAND_MAX,
-            )
-        if len({place[:2] for place in command.partitions}) < len(command.partitions):
-            raise InvalidArgument("a command names a partition twice")
+        _check_places(command.partitions)
         for *_, end in command.partitions:
             if not 0 <= end <= RESERVED_END_MAX:
                 raise LimitExceeded(f"offsets are 0 .. {RESERVED_END_MAX}", why=f"not {end}")
@@ -257,22 +214,24 @@ class Reservations:
         for place in command.partitions:
             record = _made(command, place)
             if record != self.of(*place[:2]):
-                self._by_place[record.topic_id, record.partition] = record
-                changed.append(record)
+                changed.append(self._put(record))
         return changed
 
     def forget_topic(self, topic_id: int, partition_count: int) -> None:
-        for partition in range(partition_count if self._by_place else 0):
-            self._by_place.pop((topic_id, partition), None)
+        for partition in range(partition_count if self._by_key else 0):
+            self._by_key.pop((topic_id, partition), None)
 
-    def copy(self) -> Reservations:
-        other = Reservations()
-        other._by_place = dict(self._by_place)
-        return other
 
-    def load(self, records: list[Reservation]) -> None:
-        """Take in what a snapshot kept."""
-        self._by_place = {(record.topic_id, record.partition): record for record in records}
+def _check_places(places: Sequence[tuple[int, ...]]) -> None:
+    """Raise a CallerError where a command names too many partitions, none, or one twice."""
+    if not 1 <= len(places) <= PARTITIONS_PER_COMMAND_MAX:
+        raise LimitExceeded(
+            f"a command names 1 .. {PARTITIONS_PER_COMMAND_MAX} partitions",
+            why=f"not {len(places)}",
+            limit=PARTITIONS_PER_COMMAND_MAX,
+        )
+    if len({place[:2] for place in places}) < len(places):
+        raise InvalidArgument("a command names a partition twice")
 
 
 def _made(command: ReserveOffsets, place: tuple[int, int, int, int]) -> Reservation:

@@ -342,9 +342,8 @@ class ClusterState:
     def copy(self) -> ClusterState:
         """A state that changes on its own from here; records are shared, as they never change."""
         other = ClusterState()
-        other.agreement, other.keys = self.agreement.copy(), self.keys.copy()
-        other.leases, other.brokers = self.leases.copy(), self.brokers.copy()
-        other.owners, other.reservations = self.owners.copy(), self.reservations.copy()
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name).copy())
         return other
 
 

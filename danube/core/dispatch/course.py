@@ -175,7 +175,6 @@ def _ascending(ranges: Offsets, pieces: Offsets, ends: Offsets) -> Offsets:
 
 
 SPAN_LIMIT: Final = MAX_UNACKED_LIMIT  # of places, whatever of them has records
-_OFFSETS_END: Final = 1 << 62
 
 
 class Gaps:
@@ -191,7 +190,7 @@ class Gaps:
 
     def add(self, ranges: Offsets, floor: int) -> None:
         """These (int64[n][2]) have no record; what lies below the floor is of no use any more."""
-        self._ranges = joined(within(np.concatenate((self._ranges, ranges)), floor, _OFFSETS_END))
+        self._ranges = joined(within(np.concatenate((self._ranges, ranges)), floor, OFFSETS_END))
 
     def close_up(self, start: int, end: int) -> None:
         """``start .. end`` is taken out of the window's places."""

@@ -35,7 +35,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from danube.core.dispatch.grants import Mode, Offsets, joined, no_ranges
+from danube.core.dispatch.grants import Mode, Offsets, joined, no_ranges, size_of
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import Damage, InvalidArgument, StorageIncompatible
 from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_LIMIT
@@ -210,17 +210,10 @@ class SkipRanges:
 
     def add(self, added: Offsets) -> int:
         """Add ranges, int64[n][2]; return how many of their offsets were not there."""
-        ranges = self.ranges
-        joined = np.concatenate((ranges, added))
-        joined = joined[np.argsort(joined[:, 0], kind="stable")]
-        ends = np.maximum.accumulate(joined[:, 1])
-        first = np.ones(len(joined), np.bool_)  # of a range that does not touch the one before it
-        first[1:] = joined[1:, 0] > ends[:-1]
-        last = np.append(np.flatnonzero(first)[1:] - 1, len(joined) - 1)
-        before = int((ranges[:, 1] - ranges[:, 0]).sum())
-        self._ranges = np.stack((joined[first, 0], ends[last]), axis=1)
+        before = size_of(self.ranges)
+        self._ranges = joined(np.concatenate((self.ranges, added)))
         self._position, self.count = 0, len(self._ranges)
-        return int((self._ranges[:, 1] - self._ranges[:, 0]).sum()) - before
+        return size_of(self._ranges) - before
 
     def between(self, start: int, end: int) -> Offsets:
         """int64[n]: the offsets of ``start .. end`` that are in no range, ascending."""

@@ -113,9 +113,6 @@ class Timetable:
         self._next_stamp = 0
         self.next_ns = NEVER_NS  # nothing comes up before it, though perhaps nothing at it
 
-    def __len__(self) -> int:
-        return len(self._by_cell)
-
     def add(self, now_ns: int, delay_ns: int, start: int, end: int) -> int:
         """Note that ``start .. end`` (or some of it) comes up after a delay; return the stamp to bear."""
         at_ns = now_ns + delay_ns
@@ -380,7 +377,3 @@ class Failures:
         self._timeouts.clear()
         self._retries.clear()
         self._dead.clear()
-
-    @property
-    def moment_count(self) -> int:
-        return len(self._timeouts) + len(self._retries)

@@ -11,7 +11,8 @@ door says ``consumed``, also when the stream has ended meanwhile.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -51,10 +52,10 @@ TOGETHER_MIN: Final = 4  # calls in what was received before; fewer cost less fr
 _TOGETHER_MAX: Final = 256
 _TRIES: Final = 2  # more, behind other frames: each copies the rest of the buffer
 _EMPTY: Final = memoryview(b"")
-_BLOCK_FLAGS: Final = END_HEADERS | PADDED | WITH_PRIORITY
 _PREFACE_PENDING: Final = 1  # what must come next; 0: any frame
 _SETTINGS_PENDING: Final = 2
 _CONTINUATION_PENDING: Final = 3
+_Decoded = TypeVar("_Decoded")
 
 
 class ServerConnection(ControlSide):
@@ -227,11 +228,9 @@ class ServerConnection(ControlSide):
 
     def _open(self, stream_id: int, block: bytes, ended: bool) -> None:
         """A whole header block with an id above all that were."""
-        head = self._heads.get(block)
+        head = self._heads.get(block) or self._decoded(self._requests.head, block)
         if head is None:
-            head = self._decoded(block)
-            if head is None:
-                return
+            return
         if (stream_id != self.last_stream_id + 2 or stream_id == 2) and not self._opened_apart(stream_id):
             return
         self.last_stream_id = stream_id
@@ -244,9 +243,9 @@ class ServerConnection(ControlSide):
             return
         self._handler.request(stream, ended)
 
-    def _decoded(self, block: bytes) -> RequestHead | None:
+    def _decoded(self, decode: Callable[[bytes], _Decoded], block: bytes) -> _Decoded | None:
         try:
-            return self._requests.head(block)
+            return decode(block)
         except ProtocolError as error:
             self._fail(error.facts.get("code", ErrorCode.COMPRESSION_ERROR), str(error))
             return None
@@ -282,10 +281,7 @@ class ServerConnection(ControlSide):
 
     def _odd_headers(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """HEADERS with padding, priority, more to come, or for a stream that was opened before."""
-        if stream_id == 0:
-            self._fail(ErrorCode.PROTOCOL_ERROR, "HEADERS on stream 0")
-            return
-        block = self._unpadded(flags, payload)
+        block = self._unpadded("HEADERS", flags, stream_id, payload)
         if block is None:
             return
         if flags & WITH_PRIORITY:
@@ -328,10 +324,8 @@ class ServerConnection(ControlSide):
         if stream_id > self.last_stream_id:
             self._open(stream_id, block, ended)
             return
-        try:
-            fields = self._requests.fields(block)  # whatever becomes of it, the table must know
-        except ProtocolError as error:
-            self._fail(error.facts.get("code", ErrorCode.COMPRESSION_ERROR), str(error))
+        fields = self._decoded(self._requests.fields, block)  # whatever becomes of it, the table must know
+        if fields is None:
             return
         stream = self.streams.get(stream_id)
         if stream is None:
@@ -448,10 +442,7 @@ class ServerConnection(ControlSide):
 
     def _odd_data(self, flags: int, stream_id: int, payload: memoryview) -> None:
         """DATA with padding, or of a stream that is not open."""
-        if stream_id == 0:
-            self._fail(ErrorCode.PROTOCOL_ERROR, "DATA on stream 0")
-            return
-        data = self._unpadded(flags, payload)
+        data = self._unpadded("DATA", flags, stream_id, payload)
         if data is None:
             return
         padding = len(payload) - len(data)
@@ -469,7 +460,10 @@ class ServerConnection(ControlSide):
         elif self._late_frame(stream_id, "DATA"):
             self.consumed(None, len(payload))
 
-    def _unpadded(self, flags: int, payload: memoryview) -> memoryview | None:
+    def _unpadded(self, name: str, flags: int, stream_id: int, payload: memoryview) -> memoryview | None:
+        if stream_id == 0:
+            self._fail(ErrorCode.PROTOCOL_ERROR, f"{name} on stream 0")
+            return None
         if not flags & PADDED:
             return payload
         if not payload or payload[0] >= len(payload):

@@ -18,12 +18,12 @@ from danube.limits import ATTRIBUTE_BYTES_MAX, BATCH_BYTES_MAX, BATCH_RECORDS_MA
 FINE, BODY, SHAPE, PAYLOADS, KEYS, ATTRIBUTES, DELTAS = range(7)  # verdicts; BODY: a checksum
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
-_TIMES: Final = int(Flag.TIMES)
-_KEYS: Final = int(Flag.KEYS)
-_NULL_KEYS: Final = int(Flag.NULL_KEYS)
-_ATTRIBUTES: Final = int(Flag.ATTRIBUTES)
-_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
-_SELECTED: Final = int(Flag.SELECTED)
+_TIMES: Final = Flag.TIMES
+_KEYS: Final = Flag.KEYS
+_NULL_KEYS: Final = Flag.NULL_KEYS
+_ATTRIBUTES: Final = Flag.ATTRIBUTES
+_REQUEST_IDS: Final = Flag.REQUEST_IDS
+_SELECTED: Final = Flag.SELECTED
 
 
 @jit.jit("int64(const uint8[::1], int64, int64, int64)")

@@ -129,7 +129,6 @@ if not reason:
     load_short = _loader(ir.IntType(16), types.uint16)
     store_word = _storer(_WORD, types.uint64)
     store_half = _storer(_HALF, types.uint32)
-    store_short = _storer(ir.IntType(16), types.uint16)
 
     @intrinsic  # type: ignore[untyped-decorator]
     def copy_bytes(

@@ -26,9 +26,9 @@ from danube.limits import BATCH_BYTES_MAX
 END, CUT, BAD_HEADER = range(3)  # why it stopped
 
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
-_TIMES: Final = int(Flag.TIMES)
-_REQUEST_IDS: Final = int(Flag.REQUEST_IDS)
-_SELECTED: Final = int(Flag.SELECTED)
+_TIMES: Final = Flag.TIMES
+_REQUEST_IDS: Final = Flag.REQUEST_IDS
+_SELECTED: Final = Flag.SELECTED
 
 
 @jit.inline

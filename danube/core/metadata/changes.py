@@ -45,51 +45,21 @@ def cluster_changes(earlier: ClusterState, later: ClusterState, version: int) ->
     """As above, for the cluster's part; ``Skipped`` comes first where anything differs."""
     if not earlier.used and not later.used:
         return []
-    changes = [*_of_keys(earlier, later, version), *_of_leases(earlier, later)]
-    changes += [*_of_brokers(earlier, later), *_of_owners(earlier, later), *_of_reservations(earlier, later)]
+    keys_gone, keys_put = later.keys.changes_since(earlier.keys)
+    counters = set(earlier.keys.counters())
+    leases_ended, leases_kept = later.leases.changes_since(earlier.leases)
+    brokers_gone, brokers_changed = later.brokers.changes_since(earlier.brokers)
+    dropped, owned = later.owners.changes_since(earlier.owners)
+    _, reserved = later.reservations.changes_since(earlier.reservations)
+    changes: list[ClusterChange] = [
+        *(KeyDeleted(record, version) for record in keys_gone),
+        *(KeyPut(record) for record in sorted(keys_put, key=lambda record: record.mod_revision)),
+        *(IdAllocated(Allocated(*one)) for one in later.keys.counters() if one not in counters),
+        *(LeaseEnded(record) for record in leases_ended),
+        *(LeaseKept(record) for record in leases_kept),
+        *(BrokerForgotten(record) for record in brokers_gone),
+        *(BrokerChanged(record) for record in brokers_changed),
+        *(OwnershipChanged(record) for record in [*map(gone, dropped), *owned]),
+        *(OffsetsReserved(record) for record in reserved),
+    ]
     return [Skipped(version), *changes] if changes else []
-
-
-def _of_keys(earlier: ClusterState, later: ClusterState, version: int) -> list[ClusterChange]:
-    gone_keys = [record for record in earlier.keys.records() if later.keys.find(record.key) is None]
-    put = [record for record in later.keys.records() if earlier.keys.find(record.key) != record]
-    put.sort(key=lambda record: record.mod_revision)
-    allocated = [
-        Allocated(counter, number)
-        for counter, number in later.keys.counters()
-        if earlier.keys.last_number(counter) != number
-    ]
-    return [
-        *(KeyDeleted(record, version) for record in gone_keys),
-        *(KeyPut(record) for record in put),
-        *(IdAllocated(record) for record in allocated),
-    ]
-
-
-def _of_leases(earlier: ClusterState, later: ClusterState) -> list[ClusterChange]:
-    ended = [lease for lease in earlier.leases.leases() if later.leases.find(lease.lease_id) is None]
-    kept = [lease for lease in later.leases.leases() if earlier.leases.find(lease.lease_id) != lease]
-    return [*(LeaseEnded(lease) for lease in ended), *(LeaseKept(lease) for lease in kept)]
-
-
-def _of_brokers(earlier: ClusterState, later: ClusterState) -> list[ClusterChange]:
-    before, after = earlier.brokers, later.brokers
-    forgotten = [record for record in before.brokers() if after.find(record.broker_id) is None]
-    changed = [record for record in after.brokers() if before.find(record.broker_id) != record]
-    return [
-        *(BrokerForgotten(record) for record in forgotten),
-        *(BrokerChanged(record) for record in changed),
-    ]
-
-
-def _of_owners(earlier: ClusterState, later: ClusterState) -> list[ClusterChange]:
-    before, after = earlier.owners, later.owners
-    dropped = [one for one in before.records() if after.find(one.topic_id, one.partition) is None]
-    changed = [one for one in after.records() if before.find(one.topic_id, one.partition) != one]
-    return [OwnershipChanged(record) for record in [*map(gone, dropped), *changed]]
-
-
-def _of_reservations(earlier: ClusterState, later: ClusterState) -> list[ClusterChange]:
-    before = earlier.reservations
-    changed = [one for one in later.reservations.records() if before.find(one.topic_id, one.partition) != one]
-    return [OffsetsReserved(record) for record in changed]

@@ -25,6 +25,7 @@ from itertools import islice
 from typing import Final
 
 from danube.core.cluster.commands import ClusterCommand
+from danube.core.cluster.records import no_room
 from danube.core.cluster.state import ClusterState
 from danube.core.metadata import changes as metadata_changes
 from danube.core.metadata import snapshot as metadata_snapshot
@@ -40,7 +41,6 @@ from danube.core.metadata.commands import (
     DeleteTopic,
     ForgetSubscription,
     KnowConsumer,
-    KnownConsumer,
     NamespaceCommand,
     NamespaceCreated,
     NamespaceDeleted,
@@ -57,7 +57,6 @@ from danube.core.metadata.commands import (
 from danube.core.metadata.known_consumers import KnownConsumers
 from danube.core.metadata.roles import Access
 from danube.core.metadata.schemas import Registry
-from danube.core.metadata.snapshot import Stored
 from danube.core.metadata.topic_settings import check_edit, edited
 from danube.errors import (
     Conflict,
@@ -71,11 +70,7 @@ from danube.errors import (
     broken,
 )
 from danube.ids import check_namespace, check_new_topic_name, check_topic_name, split_partition_name
-from danube.limits import (
-    NAMESPACES_MAX,
-    PARTITIONS_MAX,
-    TOPICS_MAX,
-)
+from danube.limits import NAMESPACES_MAX, PARTITIONS_MAX, TOPICS_MAX
 
 NAMESPACES_ALWAYS: Final = ("default", "system")
 
@@ -132,10 +127,6 @@ class Metadata:
     def oldest_topics(self, count: int) -> list[int]:
         """Ids of at most ``count`` topics, those that were made first."""
         return heapq.nsmallest(count, self._by_id)
-
-    def known_consumer(self, consumer_id: int) -> KnownConsumer | None:
-        """Whom clients know by this number (see :mod:`danube.core.metadata.known_consumers`)."""
-        return self.consumers.find(consumer_id)
 
     def topic_of_partition(self, physical_name: str) -> tuple[TopicRecord, int]:
         """The topic and partition number behind a physical name (number 0 without partitions)."""
@@ -232,12 +223,8 @@ class Metadata:
                 limit=PARTITIONS_MAX,
             )
         if self._partition_count + max(1, command.partitions) > TOPICS_MAX:
-            raise LimitExceeded(
-                "there is no room for more topics",
-                why=f"the limit is {TOPICS_MAX} partitions of all topics",
-                hint="delete topics that are not used",
-                limit=TOPICS_MAX,
-            )
+            hint = "delete topics that are not used"
+            raise no_room("topics", TOPICS_MAX, of="partitions of all topics", hint=hint)
         return True
 
     def _same(self, existing: TopicRecord, command: CreateTopic) -> bool:
@@ -258,8 +245,7 @@ class Metadata:
             return False
         self._refuse(command)
         if len(self._namespaces) >= NAMESPACES_MAX:
-            why = f"the limit is {NAMESPACES_MAX}"
-            raise LimitExceeded("there is no room for more namespaces", why=why, limit=NAMESPACES_MAX)
+            raise no_room("namespaces", NAMESPACES_MAX)
         return True
 
     def _refuse(self, command: TopicCommand | NamespaceCommand) -> None:
@@ -456,12 +442,8 @@ class Metadata:
         """The whole machine as bytes; equal machines give equal bytes."""
         topics = [self._by_id[topic_id] for topic_id in sorted(self._by_id)]
         return metadata_snapshot.encode(
-            Stored(
-                self.version, self.next_topic_id, sorted(self._namespaces), topics,
-                self.registry.next_schema_id, self.registry.stored(),
-                list(self.consumers), self.access.roles(), self.access.bindings(),
-                self.cluster if self.cluster.used else None,
-            )
+            self.version, self.next_topic_id, sorted(self._namespaces), topics, self.registry, self.consumers,
+            self.access, self.cluster if self.cluster.used else None,
         )  # fmt: skip
 
     @classmethod
@@ -474,7 +456,11 @@ class Metadata:
         machine.registry.load(stored.next_schema_id, stored.subjects)
         machine.access.load(stored.roles, stored.bindings)
         machine.consumers.load(stored.known)
-        machine.cluster = stored.cluster or machine.cluster
-        for record in stored.topics:
-            machine._install(record)
+        machine.cluster = metadata_snapshot.cluster_of(stored)
+        schemas, settings = dict(stored.schemas), dict(stored.settings)
+        for topic, topic_id, partitions, policy, created_us in stored.topics:
+            own = schemas.get(topic_id), settings.get(topic_id, {})
+            machine._install(
+                TopicRecord(topic, topic_id, partitions, stored.policies[policy], created_us, *own)
+            )
         return machine

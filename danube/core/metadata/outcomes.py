@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from danube.core.cluster.commands import (
-    Allocated,
-    AllocateId,
-    BrokerChanged,
-    BrokerRecord,
-    ClusterCommand,
-    ClusterRecord,
-    CompareAndSet,
-    DeleteKey,
-    GrantLease,
-    IdAllocated,
-    KeyDeleted,
-    KeyPut,
-    KeyRecord,
-    Lease,
-    LeaseKept,
-    PutKey,
-    RegisterBroker,
-    RenewLease,
-    SetBrokerMode,
-)
-from danube.core.metadata.commands import (
-    Change,
-    Command,
-    TopicCommand,
-    TopicCreated,
-    TopicDeleted,
-    TopicRecord,
-    TopicUpdated,
-)
+from typing import Any, Final
+
+from danube.core.cluster import commands as cluster
+from danube.core.cluster.commands import ClusterRecord
+from danube.core.metadata.commands import Change, Command, TopicCommand, TopicRecord
 from danube.core.metadata.machine import Metadata
+
+# Records that commands tell of; the other commands of a cluster tell nothing.
+_TOLD: Final[dict[type, type]] = {
+    cluster.PutKey: cluster.KeyRecord,
+    cluster.CompareAndSet: cluster.KeyRecord,
+    cluster.DeleteKey: cluster.KeyRecord,
+    cluster.AllocateId: cluster.Allocated,
+    cluster.GrantLease: cluster.Lease,
+    cluster.RenewLease: cluster.Lease,
+    cluster.RegisterBroker: cluster.BrokerRecord,
+    cluster.SetBrokerMode: cluster.BrokerRecord,
+}
 
 
 def outcome_of(
@@ -43,28 +30,14 @@ def outcome_of(
     ``state`` has applied the command, which gave ``changes``, or needed no change.  None if nothing
     is to be told, or where a key that was to be deleted is not there.
     """
-    if isinstance(command, TopicCommand):
-        for change in changes:
-            if isinstance(change, TopicCreated | TopicUpdated | TopicDeleted):
-                return change.record
+    kind: Any = TopicRecord if isinstance(command, TopicCommand) else _TOLD.get(type(command))
+    if kind is None:
+        return None
+    records: list[Any] = [getattr(change, "record", None) for change in changes]
+    found = (record for record in records if isinstance(record, kind))
+    told: TopicRecord | ClusterRecord | None = next(found, None)
+    if told is None and isinstance(command, TopicCommand):
         return state.topic(command.topic)
-    return _of_cluster(state, command, changes) if isinstance(command, ClusterCommand) else None
-
-
-def _of_cluster(state: Metadata, command: ClusterCommand, changes: list[Change]) -> ClusterRecord | None:
-    records = [
-        change.record
-        for change in changes
-        if isinstance(change, KeyPut | KeyDeleted | IdAllocated | LeaseKept | BrokerChanged)
-    ]
-    match command:
-        case PutKey() | CompareAndSet() | DeleteKey():
-            return next((record for record in records if isinstance(record, KeyRecord)), None)
-        case AllocateId():
-            return next((record for record in records if isinstance(record, Allocated)), None)
-        case GrantLease() | RenewLease():
-            return next((record for record in records if isinstance(record, Lease)), None)
-        case RegisterBroker() | SetBrokerMode():
-            found = next((record for record in records if isinstance(record, BrokerRecord)), None)
-            return found or state.cluster.brokers.find(command.broker_id)
-    return None
+    if told is None and isinstance(command, cluster.RegisterBroker | cluster.SetBrokerMode):
+        return state.cluster.brokers.find(command.broker_id)
+    return told

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from danube.core.cluster.records import no_room
 from danube.core.metadata.commands import (
     AccessCommand,
     Binding,
@@ -18,7 +19,7 @@ from danube.core.metadata.commands import (
     PutRole,
     Role,
 )
-from danube.errors import InvalidArgument, LimitExceeded, NotFound, WrongState
+from danube.errors import InvalidArgument, NotFound, WrongState
 from danube.ids import check_label
 from danube.limits import BINDINGS_MAX, ROLES_MAX, ROLES_PER_BINDING_MAX
 
@@ -60,9 +61,6 @@ class Access:
         """All roles by name."""
         return [self._roles[name] for name in sorted(self._roles)]
 
-    def find_role(self, name: str) -> Role | None:
-        return self._roles.get(name)
-
     def bindings(self, scope: str | None = None, resource_name: str | None = None) -> list[Binding]:
         """Bindings by scope, resource and id; of one scope, or of exactly one resource."""
         resource = None
@@ -98,7 +96,7 @@ class Access:
         if len(set(role.permissions)) < len(role.permissions):
             raise InvalidArgument(f"role {role.name!r} names a permission twice")
         if role.name not in self._roles and len(self._roles) >= ROLES_MAX:
-            raise LimitExceeded("there is no room for more roles", why=f"the limit is {ROLES_MAX}")
+            raise no_room("roles", ROLES_MAX)
 
     def _check_binding(self, binding: Binding) -> None:
         check_label(binding.id, "binding")
@@ -111,7 +109,7 @@ class Access:
         if resource_in(binding.scope, binding.resource_name) != binding.resource_name:
             raise InvalidArgument(f"resource {binding.resource_name!r} is not in its one spelling")
         if _place(binding) not in self._bindings and len(self._bindings) >= BINDINGS_MAX:
-            raise LimitExceeded("there is no room for more bindings", why=f"the limit is {BINDINGS_MAX}")
+            raise no_room("bindings", BINDINGS_MAX)
 
     def _refuse(self, command: AccessCommand) -> None:
         """Raise a CallerError if applying would break the machine."""

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from danube.core.cluster.records import no_room
 from danube.core.metadata.commands import (
     DeleteSchemaVersion,
     DeleteSubject,
@@ -26,7 +27,7 @@ from danube.core.metadata.commands import (
     SchemaCommand,
     SetCompatibility,
 )
-from danube.errors import InvalidArgument, LimitExceeded, SchemaInvalid, SchemaNotFound, WrongState
+from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound, WrongState
 from danube.ids import LABEL_BYTES_MAX, check_label
 from danube.limits import (
     REGISTRY_BYTES_MAX,
@@ -120,10 +121,6 @@ class Registry:
 
     # Lookup
 
-    @property
-    def subject_count(self) -> int:
-        return len(self._subjects)
-
     def subjects(self) -> list[Subject]:
         """All subjects by name."""
         return [self._subjects[name] for name in sorted(self._subjects)]
@@ -198,15 +195,12 @@ class Registry:
         _check_sizes(command)
         known = self._subjects.get(command.subject)
         if known is None and len(self._subjects) >= SUBJECTS_MAX:
-            raise _full("subjects", SUBJECTS_MAX, "delete subjects that are not used")
+            raise no_room("subjects", SUBJECTS_MAX, hint="delete subjects that are not used")
         if known is not None and len(known.versions) >= SCHEMA_VERSIONS_MAX:
-            raise _full(
-                f"versions of subject {known.subject!r}",
-                SCHEMA_VERSIONS_MAX,
-                "delete versions that nobody reads",
-            )
+            of_subject = f"versions of subject {known.subject!r}"
+            raise no_room(of_subject, SCHEMA_VERSIONS_MAX, hint="delete versions that nobody reads")
         if self.size_bytes + _version_of(command, 0).size_bytes > REGISTRY_BYTES_MAX:
-            raise _full("schemas", REGISTRY_BYTES_MAX, "delete versions that nobody reads", "bytes")
+            raise no_room("schemas", REGISTRY_BYTES_MAX, of="bytes", hint="delete versions that nobody reads")
 
     def _refuse(self, command: SchemaCommand) -> None:
         """Raise a CallerError if applying would break the registry."""
@@ -328,8 +322,3 @@ def _size_of(subject: Subject) -> int:
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
-
-
-def _full(what: str, limit: int, hint: str, unit: str = "") -> LimitExceeded:
-    why = f"the limit is {limit} {unit}".rstrip()
-    return LimitExceeded(f"there is no room for more {what}", why=why, hint=hint, limit=limit)

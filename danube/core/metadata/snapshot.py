@@ -26,7 +26,9 @@ from danube.core.metadata.commands import (
     TopicSchema,
     in_full,
 )
-from danube.core.metadata.schemas import Subject
+from danube.core.metadata.known_consumers import KnownConsumers
+from danube.core.metadata.roles import Access
+from danube.core.metadata.schemas import Registry, Subject
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import Damage, StorageIncompatible
 
@@ -37,23 +39,9 @@ _INTEGER_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # behind MessagePa
 _MANY_FIELDS: Final = 0xDC  # how a MessagePack list of 16 and more begins: DNM3 and no other
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """Content of a snapshot."""
-
-    index: int
-    next_topic_id: int
-    namespaces: list[str]
-    topics: list[TopicRecord]  # by id
-    next_schema_id: int
-    subjects: list[Subject]  # by id
-    known: list[KnownConsumer]  # the oldest first
-    roles: list[Role]
-    bindings: list[Binding]
-    cluster: ClusterState | None = None  # where it is used
-
-
-class _Snapshot(msgspec.Struct, array_like=True):
-    """Policies are listed once each; a topic names its own by number, and others name topics by id."""
+class Stored(msgspec.Struct, array_like=True):
+    """Content of a snapshot.  Policies are listed once each; a topic names its own by number, and others name
+    topics by id."""
 
     index: int
     next_topic_id: int
@@ -82,13 +70,17 @@ _LATER: Final = {
 }
 _PART_VALUES: Final = 1_024  # less than 0.1 ms
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
+_decoder: Final = msgspec.msgpack.Decoder(Stored)
 
 
-def encode(stored: Stored) -> bytes:
-    """The bytes of a machine; equal machines give equal bytes."""
+def encode(
+    version: int, next_topic_id: int, namespaces: list[str], topics: list[TopicRecord], registry: Registry,
+    consumers: KnownConsumers, access: Access, cluster: ClusterState | None,
+) -> bytes:  # fmt: skip
+    """The bytes of a machine with these parts (topics by id, a cluster's where it is used); equal machines
+    give equal bytes."""
     policies: dict[TopicPolicy, int] = {}
-    for record in stored.topics:
+    for record in topics:
         policies.setdefault(record.policy, len(policies))
 
     def topic(record: TopicRecord) -> tuple[str, int, int, int, int]:
@@ -97,23 +89,22 @@ def encode(stored: Stored) -> bytes:
         )  # fmt: skip
 
     fields: list[Any] = [
-        stored.index, stored.next_topic_id, stored.namespaces, _in_full(list(policies)),
-        _Many(stored.topics, topic),
+        version, next_topic_id, namespaces, _in_full(list(policies)), _Many(topics, topic)
     ]  # fmt: skip
     more: list[Any] = [
-        [(record.topic_id, in_full(record.schema)) for record in stored.topics if record.schema is not None],
+        [(record.topic_id, in_full(record.schema)) for record in topics if record.schema is not None],
         [
             (record.topic_id, in_full(dict(sorted(record.settings.items()))))
-            for record in stored.topics
+            for record in topics
             if record.settings
         ],
-        stored.next_schema_id, stored.subjects, in_full(stored.known), in_full(stored.roles),
-        in_full(stored.bindings),
+        registry.next_schema_id, registry.stored(), in_full(list(consumers)), in_full(access.roles()),
+        in_full(access.bindings()),
     ]  # fmt: skip
     magic = _MAGIC_TOPICS
-    if stored.cluster is not None:
-        magic, fields = _MAGIC, fields + more + _of_cluster(stored.cluster)
-    elif stored.next_schema_id != 1 or any(part for part in more if part != 1):
+    if cluster is not None:
+        magic, fields = _MAGIC, fields + more + _of_cluster(cluster)
+    elif registry.next_schema_id != 1 or any(part for part in more if part != 1):
         magic, fields = _MAGIC_PARTS, fields + more
     content = b"".join([_list_head(len(fields)), *map(_encoded, fields)])
     return magic + crc32c(content).to_bytes(4, "little") + content
@@ -156,13 +147,13 @@ def _of_cluster(cluster: ClusterState) -> list[Any]:
     agreement, keys = cluster.agreement, cluster.keys
     return [
         (agreement.index, agreement.term, agreement.now_us), agreement.origins(),
-        keys.records(), keys.counters(), cluster.leases.leases(),
-        in_full(cluster.brokers.brokers()), cluster.owners.records(),
+        keys.records(), keys.counters(), cluster.leases.records(),
+        in_full(cluster.brokers.records()), cluster.owners.records(),
         *([cluster.reservations.records()] if len(cluster.reservations) else []),
     ]  # fmt: skip
 
 
-def _cluster_in(stored: _Snapshot) -> ClusterState:
+def cluster_of(stored: Stored) -> ClusterState:
     cluster = ClusterState()
     cluster.agreement.load(*stored.agreed, stored.origins)
     cluster.keys.load(stored.keys, stored.counters)
@@ -212,16 +203,4 @@ def decode(snapshot: bytes) -> Stored:
         raise StorageIncompatible("metadata snapshot cannot be read", why=str(error)) from None
     if (magic == _MAGIC) != (content[0] == _MANY_FIELDS):
         raise Damage("metadata snapshot has another content than its magic says", size=len(snapshot))
-    schemas, settings = dict(stored.schemas), dict(stored.settings)
-    topics = [
-        TopicRecord(
-            topic, topic_id, partitions, stored.policies[policy], created_us,
-            schemas.get(topic_id), settings.get(topic_id, {}),
-        )
-        for topic, topic_id, partitions, policy, created_us in stored.topics
-    ]  # fmt: skip
-    return Stored(
-        stored.index, stored.next_topic_id, stored.namespaces, topics, stored.next_schema_id,
-        stored.subjects, stored.known, stored.roles, stored.bindings,
-        _cluster_in(stored) if magic == _MAGIC else None,
-    )  # fmt: skip
+    return stored

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from danube.core.cluster.records import no_room
 from danube.core.metadata.commands import (
     AddPartitions,
     ConfigureTopicSchema,
@@ -63,12 +64,8 @@ def _check_partitions(record: TopicRecord, command: AddPartitions, partition_cou
             limit=PARTITIONS_MAX,
         )
     if partition_count + command.partitions - record.partitions > TOPICS_MAX:
-        raise LimitExceeded(
-            "there is no room for more partitions",
-            why=f"the limit is {TOPICS_MAX} of all topics",
-            hint="delete topics that are not used",
-            limit=TOPICS_MAX,
-        )
+        hint = "delete topics that are not used"
+        raise no_room("partitions", TOPICS_MAX, of="of all topics", hint=hint)
 
 
 def _check_settings(record: TopicRecord, command: SetSubscriptionSettings, settings_count: int) -> None:
@@ -84,12 +81,8 @@ def _check_settings(record: TopicRecord, command: SetSubscriptionSettings, setti
     if command.settings.max_unacked:  # 0 is the topic's
         check_max_unacked(command.settings.max_unacked)
     if command.subscription not in record.settings and settings_count >= SUBSCRIPTION_SETTINGS_MAX:
-        raise LimitExceeded(
-            "there is no room for the settings of more subscriptions",
-            why=f"the limit is {SUBSCRIPTION_SETTINGS_MAX} in all topics",
-            hint="delete subscriptions that are not used",
-            limit=SUBSCRIPTION_SETTINGS_MAX,
-        )
+        hint = "delete subscriptions that are not used"
+        raise no_room("settings of subscriptions", SUBSCRIPTION_SETTINGS_MAX, of="in all topics", hint=hint)
 
 
 def edited(record: TopicRecord, command: TopicEdit) -> TopicRecord:

@@ -88,7 +88,6 @@ class OffsetBudget:
 
 __all__ = ["Admitted", "Duplicate", "Partition", "ProducerGrant"]
 
-_SELECTED: Final = int(Flag.SELECTED)
 _FSYNC: Final = Durability.FSYNC  # a member of an IntEnum costs several times as much to look up
 
 
@@ -133,11 +132,6 @@ class Partition:
         self._append_time_us = 0
 
     @property
-    def producer_count(self) -> int:
-        """Idempotent producers that are remembered."""
-        return len(self._producers)
-
-    @property
     def acknowledged_end(self) -> int:
         """Records below it are stored at the level that an acknowledgement names."""
         return self.synced_end if self.level >= _FSYNC else self.high_watermark
@@ -175,7 +169,7 @@ class Partition:
         SequenceConflict (see :mod:`danube.core.partition.dedup`), and ProtocolError for a batch that only
         a broker may send.
         """
-        if header.flags & _SELECTED:
+        if header.flags & Flag.SELECTED:
             raise ProtocolError("a published batch must not select offsets")
         producer: ProducerState | None = None
         if header.producer_id:
@@ -287,9 +281,6 @@ class Partition:
             written_end=self.written_end,
             log_end=self.log_end,
         )
-
-
-__all__ = ["ReservedPartition"]
 
 
 class ReservedPartition(Partition):

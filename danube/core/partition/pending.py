@@ -1,18 +1,50 @@
-"""Pending data as workers measured it for the metrics, added up by topic and for the host.
+"""Pending data, which is only on this host: of a partition, of a topic, of all topics.
 
-A number that is not known is left out; it is never reported too small.  A topic has no number while one of
-its partitions is not open yet, or while an owner did not answer; then the host has no number either.
+Workers measure it for the metrics, which add it up by topic and for the host.  A number that is not known is
+left out; it is never reported too small.  A topic has no number while one of its partitions is not open yet,
+or while an owner did not answer; then the host has no number either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from danube.core.partition.exposure import NOTHING, Pending
+SECOND_US: Final = 1_000_000
+
+
+class Pending(NamedTuple):
+    """Bytes of batches that are not known to be off this host, and the append time of their oldest record.
+
+    ``oldest_us`` is microseconds of 1970, and 0 if nothing is pending.
+    """
+
+    size_bytes: int = 0
+    oldest_us: int = 0
+
+    def joined(self, other: Pending) -> Pending:
+        """Add two pending amounts."""
+        times = [time_us for time_us in (self.oldest_us, other.oldest_us) if time_us]
+        return Pending(self.size_bytes + other.size_bytes, min(times, default=0))
+
+    def age_s(self, now_us: int) -> float:
+        """Return the age of the oldest pending record; a clock that was set back gives 0."""
+        return max(0, now_us - self.oldest_us) / SECOND_US if self.oldest_us else 0.0
+
+
+NOTHING = Pending()
+
+
+def together(parts: Iterable[Pending]) -> Pending:
+    """All of them."""
+    found = NOTHING
+    for part in parts:
+        found = found.joined(part)
+    return found
+
 
 OTHER: Final = "other"  # no topic is called so: their names begin with a slash
 
@@ -46,7 +78,7 @@ class HostMeasured:
     pending_by_topic: dict[str, Pending]
 
 
-def together(answers: Collection[Measured], worker_count: int) -> HostMeasured:
+def host_of(answers: Collection[Measured], worker_count: int) -> HostMeasured:
     """``answers`` of as many of the ``worker_count`` workers as answered."""
     complete = len(answers) == worker_count
     rows: dict[str, list[TopicRow]] = {}
@@ -57,11 +89,7 @@ def together(answers: Collection[Measured], worker_count: int) -> HostMeasured:
     tiered = any(answer.tiered for answer in answers)
     by_topic = {topic: _pending(found) for topic, found in rows.items() if complete or _alone(found)}
     told = {topic: pending for topic, pending in by_topic.items() if pending is not None}
-    total: Pending | None = None
-    if complete and tiered and not unknown:
-        total = NOTHING
-        for pending in told.values():
-            total = total.joined(pending)
+    total = together(told.values()) if complete and tiered and not unknown else None
     return HostMeasured(
         topic_count=max((answer.topic_count for answer in answers), default=None),
         tiered=tiered if answers else None,
@@ -77,9 +105,6 @@ def _alone(rows: Sequence[TopicRow]) -> bool:
 
 
 def _pending(rows: Sequence[TopicRow]) -> Pending | None:
-    found = NOTHING
-    for row in rows:
-        if row.unknown:
-            return None
-        found = found.joined(Pending(row.pending_bytes, row.oldest_us))
-    return found
+    if any(row.unknown for row in rows):
+        return None
+    return together(Pending(row.pending_bytes, row.oldest_us) for row in rows)

@@ -19,7 +19,8 @@ Local:      a reliable partition of a broker without shared storage is on one di
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -78,7 +79,7 @@ PARTITIONS_PER_TURN: Final = 1_024
 MOVES_KEPT_MAX: Final = 256
 
 _DECIDING: Final = (BrokerChanged, BrokerForgotten, OwnershipChanged, TopicCreated, TopicUpdated)
-_Parts = list[tuple[int, int, int]]
+_Parts = tuple[tuple[int, int, int], ...]
 
 
 class Placing(msgspec.Struct, frozen=True):
@@ -107,9 +108,7 @@ class RebalanceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder: Final = msgspec.json.Encoder()
-_moves: Final = msgspec.json.Decoder(MovesRecord)
-_settings: Final = msgspec.json.Decoder(BalanceSettings)
-_requests: Final = msgspec.json.Decoder(RebalanceRequest)
+_Value = TypeVar("_Value", BalanceSettings, MovesRecord, RebalanceRequest)
 
 
 def rebalance_command(max_moves: int = 0) -> PutKey:
@@ -117,23 +116,24 @@ def rebalance_command(max_moves: int = 0) -> PutKey:
     return PutKey(key=REBALANCE_KEY, value=_encoder.encode(RebalanceRequest(max_moves)))
 
 
+def _value_of(state: Metadata, key: str, kind: type[_Value]) -> _Value | None:
+    """The value of a key; the defaults where it cannot be read, None where there is no key."""
+    record = state.cluster.keys.find(key)
+    try:
+        return msgspec.json.decode(record.value, type=kind) if record is not None else None
+    except msgspec.DecodeError:
+        return kind()
+
+
 def balance_settings(state: Metadata) -> BalanceSettings:
     """Return the settings of balancing that the cluster's key holds; the defaults without a valid key."""
-    record = state.cluster.keys.find(BALANCE_KEY)
-    try:
-        found = _settings.decode(record.value) if record is not None else BalanceSettings()
-    except msgspec.DecodeError:
-        return BalanceSettings()
-    known = found.strategy in STRATEGIES and found.aggressiveness in LEVELS
-    return found if known else BalanceSettings()
+    found = _value_of(state, BALANCE_KEY, BalanceSettings)
+    known = found is not None and found.strategy in STRATEGIES and found.aggressiveness in LEVELS
+    return found if found is not None and known else BalanceSettings()
 
 
 def moves_record(state: Metadata) -> MovesRecord:
-    record = state.cluster.keys.find(MOVES_KEY)
-    try:
-        return _moves.decode(record.value) if record is not None else MovesRecord()
-    except msgspec.DecodeError:
-        return MovesRecord()
+    return _value_of(state, MOVES_KEY, MovesRecord) or MovesRecord()
 
 
 class ClusterView:
@@ -143,7 +143,7 @@ class ClusterView:
         self.state = state
         self.table = table
         self.settings = settings
-        self.brokers = state.cluster.brokers.brokers()
+        self.brokers = state.cluster.brokers.records()
         for broker in self.brokers:
             table.slot(broker.broker_id)
         by_id = {broker.broker_id: broker for broker in self.brokers}
@@ -226,7 +226,7 @@ class Duties:
     def begin(self, state: Metadata, now_us: int, table: PartitionTable | None = None) -> None:
         """Decide from now on; ``state`` holds all that was agreed on before, and so does ``table``."""
         self._began_us = self._weighed_us = now_us
-        self._leases = {one.broker_id: (one.lease_id, 0) for one in state.cluster.brokers.brokers()}
+        self._leases = {one.broker_id: (one.lease_id, 0) for one in state.cluster.brokers.records()}
         self._asked_us = {}
         self._table = table if table is not None else PartitionTable.of(state)
         self._touched = True
@@ -299,17 +299,11 @@ class Duties:
         if not dead or not np.isin(owner, dead).any():
             return []
         movable = outlook.movable()
-        commands: list[AnyClusterCommand] = []
-        left = PARTITIONS_PER_TURN
-        for slot in dead:
-            rows = np.flatnonzero((owner == slot) & movable)[:left]
-            left -= len(rows)
-            broker_id = self._table.broker_ids[slot]
-            commands += [
-                ReleasePartitions(broker_id=broker_id, partitions=tuple(parts), reason=DEAD)
-                for parts in self._chunks(rows.tolist())
-            ]
-        return commands
+        owned = [(row, slot) for slot in dead for row in np.flatnonzero((owner == slot) & movable).tolist()]
+        return [
+            ReleasePartitions(broker_id=broker_id, partitions=parts, reason=DEAD)
+            for broker_id, parts in self._by_broker(owned[:PARTITIONS_PER_TURN])
+        ]
 
     def _assign(self, outlook: ClusterView) -> list[AnyClusterCommand]:
         if not self._table.unowned:
@@ -333,16 +327,10 @@ class Duties:
                 break
         if open_rows:
             placed += place(outlook.picture, outlook.loads, open_rows, avoid)
-        by_slot: dict[int, list[int]] = {}
-        for row, slot in placed:
-            by_slot.setdefault(slot, []).append(row)
         floor = epoch_floor(outlook.state)
         return [
-            AssignPartitions(
-                broker_id=self._table.broker_ids[slot], partitions=tuple(parts), epoch_floor=floor
-            )
-            for slot, rows in sorted(by_slot.items())
-            for parts in self._chunks(rows)
+            AssignPartitions(broker_id=broker_id, partitions=parts, epoch_floor=floor)
+            for broker_id, parts in self._by_broker(placed)
         ]
 
     def _destined(self, outlook: ClusterView, ownership: Ownership, row: int) -> int | None:
@@ -357,13 +345,15 @@ class Duties:
                 return slot
         return NOBODY
 
-    def _chunks(self, rows: list[int]) -> list[_Parts]:
-        """Rows as commands name them, as many as one command may name."""
-        most = PARTITIONS_PER_COMMAND_MAX
-        return [
-            [self._table.place(row) for row in rows[start : start + most]]
-            for start in range(0, len(rows), most)
-        ]
+    def _by_broker(self, placed: Iterable[tuple[int, int]]) -> Iterator[tuple[int, _Parts]]:
+        """Broker ids with their rows as commands name them, as many as one command may name."""
+        by_slot: dict[int, list[int]] = {}
+        for row, slot in placed:
+            by_slot.setdefault(slot, []).append(row)
+        for slot, rows in sorted(by_slot.items()):
+            for start in range(0, len(rows), PARTITIONS_PER_COMMAND_MAX):
+                some = rows[start : start + PARTITIONS_PER_COMMAND_MAX]
+                yield self._table.broker_ids[slot], tuple(map(self._table.place, some))
 
     # -- moves ------------------------------------------------------------------------------------
 
@@ -407,15 +397,9 @@ class Duties:
         return [SetBrokerMode(broker_id=broker.broker_id, mode="drained", reason=reason)]
 
     def _unloads(self, chosen: list[tuple[int, int]], reason: str) -> list[AnyClusterCommand]:
-        by_slot: dict[int, list[int]] = {}
-        for row, slot in chosen:
-            by_slot.setdefault(slot, []).append(row)
         return [
-            UnloadPartitions(
-                partitions=tuple(parts), reason=reason, to_broker_id=self._table.broker_ids[slot]
-            )
-            for slot, rows in sorted(by_slot.items())
-            for parts in self._chunks(rows)
+            UnloadPartitions(partitions=parts, reason=reason, to_broker_id=broker_id)
+            for broker_id, parts in self._by_broker(chosen)
         ]
 
     def _rebalance(self, outlook: ClusterView, now_us: int, room: int) -> list[AnyClusterCommand]:
@@ -423,7 +407,7 @@ class Duties:
 
         Who asks knows about brokers that have just come; a round of its own accord lets them settle.
         """
-        asked = self._asked(outlook.state)
+        asked = _value_of(outlook.state, REBALANCE_KEY, RebalanceRequest)
         settled = self._settled(outlook, now_us)
         if room <= 0 or self._round_under_way(now_us):
             return []
@@ -438,15 +422,6 @@ class Duties:
         commands: list[AnyClusterCommand] = [DeleteKey(key=REBALANCE_KEY)] if asked is not None else []
         commands.append(self._noted(record, moves, now_us))
         return [*commands, *self._unloads([(one.row, one.target) for one in moves], "rebalance")]
-
-    def _asked(self, state: Metadata) -> RebalanceRequest | None:
-        record = state.cluster.keys.find(REBALANCE_KEY)
-        if record is None:
-            return None
-        try:
-            return _requests.decode(record.value)
-        except msgspec.DecodeError:
-            return RebalanceRequest()
 
     def _due(self, record: MovesRecord, now_us: int) -> bool:
         settings = self._settings

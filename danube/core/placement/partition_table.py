@@ -131,7 +131,7 @@ class PartitionTable:
         for topic, record in enumerate(state.topics()):
             topic_id, first, reliable = record.topic_id, len(found), record.policy.reliable
             for partition in range(record.partition_count):
-                ownership = of(topic_id, partition)
+                ownership = of((topic_id, partition))
                 row = len(found)
                 self._rows[topic_id, partition] = row
                 if ownership is None or not ownership.broker_id:

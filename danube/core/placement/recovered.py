@@ -165,7 +165,7 @@ def epoch_floor(state: Metadata) -> int:
 
 def reservation_of(state: Metadata, topic_id: int, partition: int) -> Reservation:
     """How far offsets of a partition may have been given, also by commands that are lost."""
-    known = state.cluster.reservations.find(topic_id, partition)
+    known = state.cluster.reservations.find((topic_id, partition))
     recovery = recovery_of(state)
     if known is not None or not recovery.count or topic_id >= recovery.lost_topic_ids[-1][0]:
         return known or state.cluster.reservations.of(topic_id, partition)

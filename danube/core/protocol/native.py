@@ -85,7 +85,6 @@ _KIND_PUBLISHED: Final = int(Kind.PUBLISHED)  # a member costs several times as 
 _KIND_DELIVER: Final = int(Kind.DELIVER)
 _KIND_CREDIT: Final = int(Kind.CREDIT)
 _KIND_ACK: Final = int(Kind.ACK)
-_KIND_PUBLISH: Final = int(Kind.PUBLISH)
 
 
 class Hello(msgspec.Struct, omit_defaults=True):

@@ -17,7 +17,7 @@ from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
 from danube.cluster.control.calls import ClusterStatus, Status
 from danube.cluster.control.door import ControllerClient
-from danube.core.partition.pending import Measured, together
+from danube.core.partition.pending import Measured, host_of
 from danube.errors import DanubeError
 from danube.host import clock, telemetry
 from danube.ipc.counters import snapshot
@@ -112,7 +112,7 @@ class Metrics:
             now_us=clock.wall_us(),
             counters=snapshot(context.region),
             answered=frozenset(answers),
-            measured=together(answers.values(), context.workers),
+            measured=host_of(answers.values(), context.workers),
             mover_alive=mover is not None and mover.alive(clock.monotonic_ns()),
             mover_starts=mover.start_count if mover is not None else 0,
             store_answers=mover is not None and mover.store_answers,

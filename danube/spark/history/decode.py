@@ -26,7 +26,7 @@ from danube.core.batch.format import (
     pack_header,
     padded,
 )
-from danube.core.batch.joined import AttributeColumns, BatchTable, SingleBatch, VariableColumn, read_headers
+from danube.core.batch.joined import AttributeColumns, Table, VariableColumn, read_headers, table_of
 from danube.errors import Damage, DanubeError, ProtocolError
 from danube.limits import BATCH_BYTES_MAX, KIB, MIB
 from danube.spark.history.fetch import Fetched
@@ -62,9 +62,6 @@ _REASONS: Final = {
     StopReason.OFFSET_MISMATCH: "a batch has another offset than the next one",
     StopReason.END: "batches are missing",
 }
-
-
-_Table = BatchTable | SingleBatch
 
 
 class Skipped(NamedTuple):
@@ -262,11 +259,7 @@ class Decoder:
         if not len(positions):
             return
         try:
-            alone = len(positions) == 1
-            table = (
-                SingleBatch(octets, int(positions[0])) if alone else BatchTable(octets, positions, headers)
-            )
-            made = self._record_batch(table, wanted)
+            made = self._record_batch(table_of(octets, positions, headers), wanted)
         except (Damage, ProtocolError, UnicodeDecodeError) as error:
             if len(positions) == 1:
                 wanted.lose(headers, int(positions[0]), error)
@@ -278,7 +271,7 @@ class Decoder:
         if made is not None:
             yield made
 
-    def _record_batch(self, table: _Table, wanted: _Wanted) -> pa.RecordBatch | None:
+    def _record_batch(self, table: Table, wanted: _Wanted) -> pa.RecordBatch | None:
         offsets = table.offsets()
         first, last = 0, len(offsets)
         if offsets[0] < wanted.start or offsets[-1] >= wanted.end:
@@ -291,7 +284,7 @@ class Decoder:
         return batch if last - first == len(offsets) else batch.slice(first, last - first)
 
     def _column(
-        self, name: str, table: _Table, offsets: NDArray[np.int64], topic: str, partition: int
+        self, name: str, table: Table, offsets: NDArray[np.int64], topic: str, partition: int
     ) -> pa.Array:
         rows = len(offsets)
         if name == "offset":
@@ -327,7 +320,7 @@ class Decoder:
             self._repeated[value, kind] = known
         return known.slice(0, rows)
 
-    def _producers(self, table: _Table, rows: int) -> pa.Array:
+    def _producers(self, table: Table, rows: int) -> pa.Array:
         names = table.producers()
         if names.count(names[0]) == len(names):
             return self._repeat(names[0].decode(), pa.string(), rows)
@@ -335,12 +328,6 @@ class Decoder:
         codes = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int32)
         texts = pa.array([name.decode() for name in numbers], pa.string())
         return pa.DictionaryArray.from_arrays(np.repeat(codes, table.counts), texts).cast(pa.string())
-
-
-def _table_of(octets: NDArray[np.uint8], positions: NDArray[np.int64], headers: NDArray[np.void]) -> _Table:
-    if len(positions) == 1:
-        return SingleBatch(octets, int(positions[0]))
-    return BatchTable(octets, positions, headers)
 
 
 def _attributes(found: AttributeColumns | None, rows: int) -> pa.Array:
@@ -369,7 +356,7 @@ def _binary(column: VariableColumn, rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, content, column.null_count)
 
 
-def _flagged(table: _Table, name: str, flag: Flag, kind: pa.DataType, dtype: str) -> pa.Array:
+def _flagged(table: Table, name: str, flag: int, kind: pa.DataType, dtype: str) -> pa.Array:
     """A header's number where its flag is set, else null."""
     valid = table.flagged(flag)
     if valid is None:

@@ -43,7 +43,6 @@ from danube.wal.segments.merge import (
 from danube.wal.segments.walk import Run
 
 KEYS_MAX: Final = 2_000_000
-_KEYS: Final = int(Flag.KEYS)
 
 
 class Compacted(NamedTuple):
@@ -86,7 +85,7 @@ class LatestKeys:
         latest = self._latest
         for position in run.batches.positions.tolist():
             header = read_header(run.data, position)
-            if not header.flags & _KEYS:
+            if not header.flags & Flag.KEYS:
                 continue
             view = BatchView(run.data, header, position)
             for key, offset in zip(_keys(view), view.offsets.tolist(), strict=True):
@@ -162,7 +161,7 @@ class _Writer:
         header = read_header(batch)
         chosen: bytes | memoryview = batch
         count = header.record_count
-        if header.flags & _KEYS:
+        if header.flags & Flag.KEYS:
             stays = self._stays(batch, header)
             count = int(stays.sum())
             self.removed_count += header.record_count - count

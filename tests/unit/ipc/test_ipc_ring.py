@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from danube.errors import LimitExceeded, RingDamaged
 from danube.ipc.atomics import WORD_MASK, Words
-from danube.ipc.ring import HEAD, SLOT_HEADER_BYTES, TAIL, RingReader, RingWriter, start_ring_at
+from danube.ipc.ring import HEAD, SLOT_HEADER_BYTES, TAIL, RingReader, RingWriter
 
 CAPACITY = 4096
 STARTS = [0, 8, 2**32 - 16, 2**32 - 8, 2**63 - 8, 2**64 - 24, 2**64 - 8, 2**64 - CAPACITY]
@@ -26,7 +26,8 @@ class Memory:
         whole = memoryview(mmap.mmap(-1, CAPACITY + capacity))
         self.words = Words(whole[:CAPACITY])
         self.slots = whole[CAPACITY:]
-        start_ring_at(self.words, start)
+        self.words.store(HEAD, start)
+        self.words.store(TAIL, start)
 
     def writer(self, source: int = 1, destination: int = 2) -> RingWriter:
         return RingWriter(self.words, self.slots, source, destination)
@@ -47,7 +48,6 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, CAPACITY // 2 - SLOT_HEADER_BYTES)),
         st.tuples(st.just("put"), st.integers(0, 80)),
-        st.tuples(st.just("claim"), st.integers(0, 300)),
         st.tuples(
             st.sampled_from(["publish", "abandon", "release", "writer dies", "reader dies"]), st.just(0)
         ),
@@ -74,12 +74,6 @@ def test_a_ring_gives_what_was_published_in_order_and_nothing_else(
                 claimed.append((number, payload))
             elif not (claimed or published or drained):
                 pytest.fail("an empty ring refused a record")
-        elif step == "claim":
-            slot = writer.claim(number, size)
-            if slot is not None:
-                assert len(slot) == size
-                slot[:] = payload
-                claimed.append((number, payload))
         elif step == "publish":
             writer.publish()
             published.extend(claimed)
@@ -133,22 +127,19 @@ def test_a_million_bytes_pass_any_overflow_of_the_counters(start: int) -> None:
 def test_nothing_is_visible_before_publish_and_all_of_it_after() -> None:
     memory = Memory()
     writer, reader = memory.writer(), memory.reader()
-    first, second = writer.claim(1, 5), writer.claim(2, 9)
-    assert first is not None and second is not None
+    assert put(writer, 1, b"abcde") and put(writer, 2, b"123456789")
     assert reader.drain(CAPACITY) == [] and not reader.pending
-    second[:] = b"123456789"
-    first[:] = b"abcde"
     assert writer.publish() and not writer.publish()
     assert copied(reader.drain(CAPACITY)) == [(1, b"abcde"), (2, b"123456789")]
 
 
-def test_a_claim_is_aligned_so_that_a_batch_in_it_is() -> None:
+def test_a_payload_is_aligned_so_that_a_batch_in_it_is() -> None:
     memory = Memory()
     writer = memory.writer()
-    for size in (1, 7, 8, 9, 100):
-        slot = writer.claim(1, size)
-        assert slot is not None
-        assert ctypes.addressof(ctypes.c_char.from_buffer(slot)) % 8 == 0
+    assert all(put(writer, 1, bytes(size)) for size in (1, 7, 8, 9, 100))
+    writer.publish()
+    for _, payload in memory.reader().drain(CAPACITY):
+        assert ctypes.addressof(ctypes.c_char.from_buffer(payload)) % 8 == 0
 
 
 def test_a_full_ring_refuses_and_takes_again_after_release() -> None:
@@ -168,7 +159,7 @@ def test_a_full_ring_refuses_and_takes_again_after_release() -> None:
 def test_a_record_too_large_for_any_ring_is_an_error_and_not_a_wait() -> None:
     writer = Memory().writer()
     with pytest.raises(LimitExceeded):
-        writer.claim(1, CAPACITY // 2)
+        put(writer, 1, bytes(CAPACITY // 2))
 
 
 @pytest.mark.parametrize("place", range(0, CAPACITY, 8))

@@ -12,8 +12,8 @@ import pytest
 
 from danube.broker.mover import threads as upload_pace
 from danube.broker.mover.threads import UploadPace, scheduled
-from danube.core.partition.exposure import NOTHING, Pending
 from danube.core.partition.pace import PAUSE_MAX_NS, SHARE_MIN, Bounds, Scheduled
+from danube.core.partition.pending import NOTHING, Pending
 from danube.host import clock
 
 BOUNDS = Bounds(age_s=300.0, size_bytes=1 << 30)

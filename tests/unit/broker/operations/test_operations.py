@@ -291,7 +291,7 @@ def test_a_deleted_subscription_is_forgotten_with_all_that_was_set(bench: Asked)
     bench.request(bench.client, Kind.CLOSE_CONSUMER, None, 2)
     bench.ask("delete_subscription", TOPIC, subscription="s")
     assert bench.proposals.state.topic(TOPIC).settings == {}
-    assert bench.proposals.state.known_consumer(5) is None
+    assert bench.proposals.state.consumers.find(5) is None
     bench.client.take()
     bench.join()
     assert bench.core().max_unacked > 5

@@ -412,7 +412,7 @@ def test_everything_that_was_agreed_survives_a_restart_and_a_compaction(tmp_path
     with LocalLog(tmp_path, create=False) as again:
         assert again.state.topic(record.topic) == changed and changed.settings == {"sub": kept}
         assert again.state.registry.subject("s").version().definition == b"{}"
-        assert again.state.known_consumer(77) == one
+        assert again.state.consumers.find(77) == one
         assert [role.name for role in again.state.access.roles()] == ["r"]
 
 
@@ -423,7 +423,7 @@ def test_an_entry_holds_as_many_commands_as_fit_its_bytes(tmp_path: Path) -> Non
     with LocalLog(tmp_path, compact_bytes_min=1 << 30) as log:
         results = log.propose_many(commands)
         assert [result for result in results if result is not None] == [log.state.topic("/default/between")]
-        assert log.state.registry.subject_count == 40 and log.version == 41
+        assert len(log.state.registry.subjects()) == 40 and log.version == 41
         sizes = [
             len(entry.content)
             for entry in log_file.committed_entries(

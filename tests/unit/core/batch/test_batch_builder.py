@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from danube.core.batch.builder import encode_plain
 from danube.core.batch.columns import BatchView, EncodedBatch, check_columns, encode
-from danube.core.batch.format import Compression, Flag, body_intact, check_stored, stamp
+from danube.core.batch.format import Compression, Flag, body_intact, stamp
 from danube.errors import DanubeError, InvalidArgument, LimitExceeded, RecordTooLarge
 from danube.limits import (
     ATTRIBUTE_BYTES_MAX,
@@ -23,6 +23,7 @@ from danube.limits import (
     MIB,
     RECORD_BYTES_MAX,
 )
+from tests.stored_batches import check_stored
 
 
 def _bytes(payloads: Any, **options: Any) -> bytes:

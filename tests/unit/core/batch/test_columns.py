@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from danube.core.batch import columns
 from danube.core.batch.checksum import crc32c, key_hash
 from danube.core.batch.columns import BatchView, check_columns, check_columns_twin, encode, key_partitions
-from danube.core.batch.format import HEADER_BYTES, Compression, Flag, check_stored, read_header, stamp
+from danube.core.batch.format import HEADER_BYTES, Compression, Flag, read_header, stamp
 from danube.errors import CallerError, Damage, LimitExceeded, ProtocolError, RecordTooLarge
 from danube.limits import MIB
+from tests.stored_batches import check_stored
 
 _RECORD = st.fixed_dictionaries(
     {

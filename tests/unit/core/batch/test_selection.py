@@ -11,9 +11,10 @@ import pytest
 
 from danube.core import kernels
 from danube.core.batch.columns import BatchView, check_columns, encode
-from danube.core.batch.format import COMPRESSION_MASK, Compression, Flag, check_stored, read_header, stamp
+from danube.core.batch.format import COMPRESSION_MASK, Compression, Flag, read_header, stamp
 from danube.core.batch.selection import ring_hash, ring_hashes, ring_hashes_twin, select, select_twin
 from danube.errors import InvalidArgument, ProtocolError
+from tests.stored_batches import check_stored
 
 
 def _options(source: random.Random, count: int) -> dict[str, Any]:

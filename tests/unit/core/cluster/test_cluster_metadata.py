@@ -404,7 +404,7 @@ def test_leases_are_refused_that_exist_or_do_not(monkeypatch: pytest.MonkeyPatch
     refused_by_apply(machine, RenewLease(lease_id=2), NotFound)
     refused_by_apply(machine, RevokeLease(lease_id=2), NotFound)
     propose(machine, PutKey(key="/a", value=b"", ttl_ms=10))
-    own = machine.cluster.leases.leases()[0].lease_id
+    own = machine.cluster.leases.records()[0].lease_id
     assert own < 0
     for command in (
         RenewLease(lease_id=own),
@@ -442,7 +442,7 @@ def test_a_broker_is_there_as_long_as_its_lease() -> None:
     changes = propose(machine, RevokeLease(lease_id=1_001))
     gone = msgspec.structs.replace(first, lease_id=0)
     assert changes[0] == BrokerChanged(gone) and not gone.alive
-    assert [broker.alive for broker in machine.cluster.brokers.brokers()] == [False, True]
+    assert [broker.alive for broker in machine.cluster.brokers.records()] == [False, True]
     assert join(machine, 1, lease_id=5)[0] == BrokerChanged(msgspec.structs.replace(first, lease_id=5))
 
 

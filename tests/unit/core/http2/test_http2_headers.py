@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from base64 import b64decode
 from urllib.parse import unquote
 
 import pytest
-from hpack import Decoder, Encoder, HPACKError
-from hpack.huffman import HuffmanEncoder
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from danube.core.http2 import headers as http2_headers
 from danube.core.http2.frames import Http2Settings
 from danube.core.http2.headers import (
     GRPC_DETAILS_BYTES_MAX,
@@ -21,20 +17,16 @@ from danube.core.http2.headers import (
     MEMORY_HEADS_MAX,
     OK_TRAILERS,
     RESPONSE_HEAD,
-    HeaderDecoder,
     RequestDecoder,
     percent_encoded,
     refusal_block,
     response_block,
     trailers_block,
-    trailers_only_block,
 )
 from danube.core.http2.request import request_head
 from danube.errors import ProtocolError
 from tests.examples import examples
 from tests.unit.http2_parts import FIELDS
-
-logging.getLogger("hpack").setLevel(logging.ERROR)
 
 
 def read(block: bytes) -> list[tuple[str, str]]:
@@ -55,7 +47,7 @@ def test_the_head_of_an_answer_byte_by_byte() -> None:
 
 def test_blocks_leave_no_trace_in_a_decoder() -> None:
     decoder = Decoder()
-    for block in (RESPONSE_HEAD, OK_TRAILERS, trailers_only_block(5, "no such topic", b"\x08\x05")):
+    for block in (RESPONSE_HEAD, OK_TRAILERS, trailers_block(5, "no such topic", b"\x08\x05")):
         decoder.decode(block)
     assert not decoder.header_table.dynamic_entries
 
@@ -66,7 +58,6 @@ def test_trailers_carry_status_message_and_details() -> None:
     assert fields["grpc-status"] == "3"
     assert fields["grpc-message"] == "50%25 of %C3%BC%0A"
     assert b64decode(fields["grpc-status-details-bin"] + "==") == details
-    assert read(trailers_only_block(5))[0] == (":status", "200")
 
 
 def test_details_that_clients_would_not_take_are_left_out() -> None:
@@ -122,61 +113,6 @@ def test_any_field_that_we_encode_is_read_back(fields: list[tuple[str, str]]) ->
 
 # -- what we understand
 
-NAMES = st.sampled_from(
-    [":path", ":method", "te", "user-agent", "x-a", "x-b", "grpc-timeout", "content-type"]
-)
-VALUES = st.one_of(st.sampled_from(["POST", "/", "trailers", "", "1S"]), st.text("ab%~\x7fé", max_size=60))
-BLOCKS = st.lists(
-    st.tuples(
-        st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=8), st.booleans(), st.integers(0, 4096)
-    ),
-    max_size=12,
-)
-
-
-@settings(max_examples=examples(300))
-@given(BLOCKS, st.booleans())
-def test_decoding_is_what_hpack_does_whatever_the_table_went_through(
-    blocks: list[tuple[list[tuple[str, str, bool]], bool, int]], huffman: bool
-) -> None:
-    encoder, theirs, ours = Encoder(), Decoder(), HeaderDecoder(Http2Settings())
-    for fields, resize, size in blocks:
-        if resize:
-            encoder.header_table_size = size
-        named = [(name.encode(), value.encode("latin-1"), secret) for name, value, secret in fields]
-        block = encoder.encode(named, huffman=huffman)
-        expected = [
-            (bytes(n).decode("latin-1"), bytes(v).decode("latin-1"))
-            for n, v in theirs.decode(block, raw=True)
-        ]
-        assert ours.decode(block) == expected
-        table = [
-            (name.decode(), value.decode("latin-1")) for name, value in theirs.header_table.dynamic_entries
-        ]
-        assert list(ours._dynamic) == table
-        assert ours._table_bytes == theirs.header_table._current_size
-
-
-@settings(max_examples=examples(500))
-@given(st.lists(st.binary(max_size=40), max_size=6))
-def test_any_bytes_are_understood_or_refused_as_hpack_does(blocks: list[bytes]) -> None:
-    theirs, ours = Decoder(), HeaderDecoder(Http2Settings())
-    for block in blocks:
-        try:
-            expected = [
-                (bytes(n).decode("latin-1"), bytes(v).decode("latin-1"))
-                for n, v in theirs.decode(block, raw=True)
-            ]
-        except (HPACKError, IndexError):
-            expected = None
-        try:
-            found = ours.decode(block)
-        except ProtocolError:
-            # We allow two size updates and integers of five bytes; hpack is more patient.
-            return
-        assert found == expected
-        assert ours._table_bytes == theirs.header_table._current_size <= 4096
-
 
 @pytest.mark.parametrize(
     "block",
@@ -193,38 +129,43 @@ def test_any_bytes_are_understood_or_refused_as_hpack_does(blocks: list[bytes]) 
         b"\x00\x81\x00\x00",  # padding of zeros
         b"\x00\x84\xff\xff\xff\xff\x00",  # the end of string
         b"\x82\x20",  # a size update after a field
-        b"\x20\x20\x20",  # three of them
         b"\x3f\xe2\x1f",  # one above what we announced
     ],
 )
 def test_a_damaged_block_is_refused(block: bytes) -> None:
     with pytest.raises(ProtocolError):
-        HeaderDecoder(Http2Settings()).decode(block)
+        RequestDecoder(Http2Settings()).fields(block)
 
 
-def test_every_way_through_the_huffman_tables_is_what_hpack_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2_headers, "_STEPS_MAX", 100)
-    coder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
-    for first in range(256):
-        text = bytes([first, *range(256)])
-        assert http2_headers.huffman_text(coder.encode(text)) == text.decode("latin-1")
-    assert len(http2_headers._steps) <= 100
+def test_fields_above_the_bounds_are_named_and_the_table_stays_right() -> None:
+    requests = RequestDecoder(Http2Settings(header_fields_max=2))
+    head = requests.head(b"\x82" * 2 + b"\x40\x01a\x01b")
+    assert "more than 2" in head.problem and head.http_status == 431
+    assert requests.fields(b"\xbe") == [("a", "b")]
+    assert "more than 2" not in requests.head(b"\xbe").problem
 
 
-def test_fields_above_the_bounds_are_dropped_and_the_table_stays_right() -> None:
-    decoder = HeaderDecoder(Http2Settings(header_fields_max=2))
-    assert decoder.decode(b"\x82" * 2 + b"\x40\x01a\x01b") == [(":method", "GET")] * 2
-    assert "more than 2" in decoder.oversize
-    assert decoder.decode(b"\xbe") == [("a", "b")]
-    assert decoder.oversize == ""
+def test_a_list_above_the_bound_is_named() -> None:
+    requests = RequestDecoder(Http2Settings(header_list_bytes_max=1024))
+    head = requests.head(response_block([*FIELDS, ("x-a", "a" * 3000)]))
+    assert "more than 1024 bytes" in head.problem and head.http_status == 431
+    assert not requests.heads and not requests._heads_by_fields
 
 
-def test_a_bomb_ends_the_connection_before_it_is_unpacked() -> None:
-    decoder = HeaderDecoder(Http2Settings())
-    decoder.decode(b"\x40\x01a" + b"\x7f\x81\x1e" + b"v" * 3968)  # one entry that fills the table
-    with pytest.raises(ProtocolError, match="16384 bytes") as caught:
-        decoder.decode(b"\xbe" * 10_000)
+@pytest.mark.parametrize("block", [b"\xbe" * 10_000, b"\x82" * 1000])
+def test_a_bomb_ends_the_connection_before_it_is_unpacked(block: bytes) -> None:
+    requests = RequestDecoder(Http2Settings())
+    requests.fields(b"\x40\x01a" + b"\x7f\x81\x1e" + b"v" * 3968)  # one entry that fills the table
+    with pytest.raises(ProtocolError, match="header") as caught:
+        requests.fields(block)
     assert caught.value.facts["code"] == 11
+
+
+def test_a_block_that_resizes_the_table_forgets_what_blocks_meant() -> None:
+    requests = RequestDecoder(Http2Settings())
+    requests.head(response_block(FIELDS))
+    requests.fields(b"\x20" + response_block([("x-a", "b")]))
+    assert requests.heads == {}
 
 
 # -- the memory of heads

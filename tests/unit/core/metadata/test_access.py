@@ -41,13 +41,13 @@ def test_roles_are_put_replaced_and_deleted() -> None:
     assert not propose(machine, role("a")), "it is so already"
     assert propose(machine, role("a", "Consume", "Lookup"))
     assert [one.name for one in machine.access.roles()] == ["a", "b"]
-    found = machine.access.find_role("a")
+    found = machine.access._roles.get("a")
     assert found is not None and found.permissions == ("Consume", "Lookup")
     for held in (machine.copy(), Metadata.restore(machine.snapshot())):
         assert held.access.roles() == machine.access.roles()
         propose(held, DeleteRole(name="a"))
-        assert held.access.find_role("a") is None
-    assert machine.access.find_role("a") is not None
+        assert held.access._roles.get("a") is None
+    assert machine.access._roles.get("a") is not None
 
 
 def test_a_role_of_the_system_stays() -> None:
@@ -56,7 +56,7 @@ def test_a_role_of_the_system_stays() -> None:
     for judge in (machine.check, lambda command: machine.apply(machine.version + 1, command)):
         with pytest.raises(WrongState):
             judge(DeleteRole(name="root"))
-    assert machine.access.find_role("root") is not None
+    assert machine.access._roles.get("root") is not None
 
 
 def test_bindings_are_found_by_scope_and_resource() -> None:

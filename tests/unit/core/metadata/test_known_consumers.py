@@ -74,11 +74,11 @@ def test_a_consumer_is_kept_with_all_that_it_asked_for() -> None:
     assert know(machine, one)
     assert not know(machine, one), "it is known already"
     for held in (machine, machine.copy(), Metadata.restore(machine.snapshot())):
-        assert held.known_consumer(one.consumer_id) == one
+        assert held.consumers.find(one.consumer_id) == one
         assert held.consumers.of(2, 2, "s", "c") == one and held.consumers.of(2, 1, "s", "c") is None
         assert held.consumers.free_identity(2, 2, "s", "c") == one.consumer_id
     other = msgspec.structs.replace(one, mode="shared", filters=())
-    assert know(machine, other) and machine.known_consumer(one.consumer_id) == other
+    assert know(machine, other) and machine.consumers.find(one.consumer_id) == other
     assert len(machine.consumers) == 1
 
 
@@ -91,7 +91,7 @@ def test_the_one_that_was_kept_first_is_forgotten_first() -> None:
     machine = Metadata.restore(machine.snapshot())
     know(machine, c, 2)
     assert [one.name for one in machine.consumers] == ["a", "c"]
-    assert machine.known_consumer(b.consumer_id) is None
+    assert machine.consumers.find(b.consumer_id) is None
     assert machine.consumers.ids_of(1) == [a.consumer_id, c.consumer_id]
     know(machine, b, 1)
     assert [one.name for one in machine.consumers] == ["b"]

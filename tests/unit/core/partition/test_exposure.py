@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from danube.broker.tiers.worker_tiers import TierOptions
-from danube.core.partition.exposure import NOTHING, SECOND_US, Pending, together
+from danube.core.partition.pending import NOTHING, SECOND_US, Pending, together
 from danube.host import clock
 from tests.unit.broker_parts import RecordingSession, batch
 from tests.unit.tier_parts import TieredBench

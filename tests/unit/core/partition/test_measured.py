@@ -14,8 +14,7 @@ from danube.broker.worker.housekeeping import Housekeeping
 from danube.broker.worker.measuring import PARTITIONS_AT_ONCE, Measuring
 from danube.core.metadata.commands import CreateTopic, DeleteTopic
 from danube.core.metadata.machine import Metadata
-from danube.core.partition.exposure import NOTHING, Pending
-from danube.core.partition.pending import OTHER, Measured, TopicRow, together
+from danube.core.partition.pending import NOTHING, OTHER, Measured, Pending, TopicRow, host_of
 from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.workers import owner_of
 
@@ -29,7 +28,7 @@ def answer(*rows: TopicRow, topics: int = 5, tiered: bool = True) -> Measured:
 
 
 def test_the_partitions_of_a_topic_are_summed_over_their_owners() -> None:
-    found = together(
+    found = host_of(
         [
             answer(row("/a/b", 2, size=10, oldest=7), row(OTHER, 0, size=1, oldest=9)),
             answer(row("/a/b", 2, size=5, oldest=3), row("/a/c"), row(OTHER, 0, size=2, oldest=8)),
@@ -41,13 +40,13 @@ def test_the_partitions_of_a_topic_are_summed_over_their_owners() -> None:
 
 
 def test_without_an_owners_answer_only_what_others_cannot_have_is_told() -> None:
-    found = together([answer(row("/a/b", 2, size=10), row("/a/c", size=4), row(OTHER, 0, size=1))], 2)
+    found = host_of([answer(row("/a/b", 2, size=10), row("/a/c", size=4), row(OTHER, 0, size=1))], 2)
     assert found.pending_by_topic == {"/a/c": Pending(4, 0)}
     assert found.pending is None and found.topic_count == 5 and found.tiered
 
 
 def test_a_topic_that_is_not_open_everywhere_has_no_numbers_and_neither_has_the_host() -> None:
-    found = together(
+    found = host_of(
         [answer(row("/a/b", 2, size=9), row("/a/c", size=4)), answer(row("/a/b", 2, unknown=1))], 2
     )
     assert found.pending_by_topic == {"/a/c": Pending(4, 0)}
@@ -55,9 +54,9 @@ def test_a_topic_that_is_not_open_everywhere_has_no_numbers_and_neither_has_the_
 
 
 def test_nobody_answers_and_local_storage_tells_nothing_pending() -> None:
-    silent = together([], 2)
+    silent = host_of([], 2)
     assert (silent.topic_count, silent.tiered, silent.pending) == (None, None, None)
-    local = together([answer(tiered=False), answer(tiered=False)], 2)
+    local = host_of([answer(tiered=False), answer(tiered=False)], 2)
     assert (local.tiered, local.pending, local.pending_by_topic) == (False, None, {})
 
 

@@ -123,7 +123,7 @@ def test_a_renewal_that_came_before_wins_over_a_late_expiry() -> None:
     site.do(RenewLease(lease_id=site.leases[2]))
     for command in expiry:
         site.do(command)
-    assert [one.broker_id for one in site.state.cluster.brokers.brokers() if one.alive] == [2]
+    assert [one.broker_id for one in site.state.cluster.brokers.records() if one.alive] == [2]
 
 
 def test_a_new_leader_lets_brokers_renew_first() -> None:
@@ -137,7 +137,7 @@ def test_a_new_leader_lets_brokers_renew_first() -> None:
     site.renew(1, 2)
     site.now_us += GRACE_US
     site.step(0, renew=False)
-    assert [one.alive for one in site.state.cluster.brokers.brokers()] == [True, True, False]
+    assert [one.alive for one in site.state.cluster.brokers.records()] == [True, True, False]
     assert [one for one in before if one.broker_id != 3] == [
         one for one in site.ownerships() if one in before and one.broker_id != 3
     ]

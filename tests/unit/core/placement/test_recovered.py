@@ -66,8 +66,8 @@ def test_what_was_there_is_there_and_the_machine_before_is_as_it_was() -> None:
     after = recovered(machine, FIRST)
     assert machine.snapshot() == before
     assert [one.topic for one in after.topics()] == [one.topic for one in machine.topics()]
-    assert after.cluster.brokers.brokers() == machine.cluster.brokers.brokers()
-    assert after.cluster.leases.leases() == machine.cluster.leases.leases()
+    assert after.cluster.brokers.records() == machine.cluster.brokers.records()
+    assert after.cluster.leases.records() == machine.cluster.leases.records()
     assert Metadata.restore(after.snapshot()).snapshot() == after.snapshot()
 
 

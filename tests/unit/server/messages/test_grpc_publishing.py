@@ -12,7 +12,6 @@ import pytest
 
 from danube.broker.routing.remote import RemoteSessions
 from danube.core.batch.columns import check_columns
-from danube.core.batch.format import check_stored
 from danube.core.metadata.commands import DeleteTopic
 from danube.core.metadata.known_consumers import producer_identity
 from danube.core.protocol import native as wire
@@ -35,6 +34,7 @@ from danube.server.messages.publishing import Publishing
 from danube.server.messages.sent_messages import FEW, Message, parsed
 from danube.server.messages.session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import MessageResponse, MsgID, StreamMessage
+from tests.stored_batches import check_stored
 from tests.unit.broker_parts import FakeChannel, RoutedBench
 
 TOPIC = "/default/grpc"

@@ -12,8 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from danube.cluster.control.calls import ClusterStatus
-from danube.core.partition.exposure import Pending
-from danube.core.partition.pending import HostMeasured
+from danube.core.partition.pending import HostMeasured, Pending
 from danube.core.placement.duties import Placing
 from danube.ipc.counters import Counter
 from danube.server.metrics import table as metrics_table

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from danube.core.batch.columns import BatchView
-from danube.core.batch.format import BatchHeader, Compression, Flag, check_stored, read_header
+from danube.core.batch.format import BatchHeader, Compression, Flag, read_header
 from danube.core.batch.selection import compressed
 from danube.errors import Damage, InvalidArgument
 from danube.wal.log.log import Log
@@ -20,6 +20,7 @@ from danube.wal.segments.segment import HEADER_BYTES, file_name
 from danube.wal.verify.bytes import BytesSource, FindingKind
 from danube.wal.verify.segment import read_segment as read_independently
 from tests.log_oracle import verify
+from tests.stored_batches import check_stored
 from tests.unit.merge_samples import (
     Record,
     append_keyed,

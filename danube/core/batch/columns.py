@@ -402,10 +402,10 @@ def key_partitions(keys: list[bytes], partitions: int) -> NDArray[np.int64]:
 
 
 def check_published(batch: memoryview, max_record_bytes: int) -> BatchHeader:
-    """The header of a batch as a producer sent it, which can be stored and read.
+    """Check a batch as a producer sent it and return its header; it can then be stored and read.
 
-    Raises ProtocolError, LimitExceeded, RecordTooLarge, or what decompression raises: a batch that cannot be
-    inflated would stop every consumer that needs part of it.
+    Raises ProtocolError, LimitExceeded, RecordTooLarge, or the errors of decompression: a batch that cannot
+    be inflated would stop all of its consumers.
     """
     if kernels.available:
         sound = kernels.compiled.batch_is_sound

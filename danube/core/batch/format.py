@@ -180,10 +180,10 @@ def stamp(batch: bytearray | memoryview, base_offset: int, epoch: int, append_ti
 
 
 def body_intact(batch: bytes | bytearray | memoryview, header: BatchHeader) -> bool:
-    """Whether the body, of which all ``header.size`` bytes are at hand, is what the producer sent."""
+    """Whether the body's checksum is right; all ``header.size`` bytes must be at hand."""
     return crc32c(memoryview(batch)[BODY_CRC_START : header.size]) == header.body_crc
 
 
 def header_intact(batch: bytes | bytearray | memoryview, header: BatchHeader) -> bool:
-    """Whether the stamped part of the header is what the owner wrote."""
+    """Whether the checksum of the header's stamped part is right."""
     return crc32c(memoryview(batch)[:STAMPED_BYTES]) == header.header_crc

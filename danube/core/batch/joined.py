@@ -1,4 +1,4 @@
-"""Columns of many stored batches, joined: what a reader that hands out thousands of rows at once needs.
+"""Joined columns of many stored batches, for readers that return thousands of rows at once.
 
 The result is in Arrow's layout (offsets and bytes, a validity bitmap).  :class:`BatchTable` holds the headers
 of consecutive batches as arrays and where all their columns lie, and joins them by kernels.

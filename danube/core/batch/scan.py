@@ -1,4 +1,4 @@
-"""Walking consecutive stored batches: what recovery and reads do before they trust a byte."""
+"""Walking consecutive stored batches; recovery and reads do it before they trust any byte."""
 
 from __future__ import annotations
 

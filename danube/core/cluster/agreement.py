@@ -84,7 +84,7 @@ class Agreement:
         return other
 
     def load(self, index: int, term: int, now_us: int, origins: list[tuple[str, int]]) -> None:
-        """Load the part of a snapshot."""
+        """Load the replication state of a snapshot."""
         self.index, self.term, self.now_us = index, term, now_us
         self._sequences = dict(origins)
 

@@ -44,7 +44,7 @@ from danube.core.cluster.records import Records
 from danube.errors import Fenced, InvalidArgument, LimitExceeded, WrongState
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 
-EPOCH_MAX: Final = (1 << 32) - 1  # what a batch's header holds
+EPOCH_MAX: Final = (1 << 32) - 1  # the size of the field in a batch's header
 DEAD: Final = "dead"
 DELETED: Final = "deleted"
 REASONS: Final = ("unload", "rebalance", "drain", "stop", DEAD)

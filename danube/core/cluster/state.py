@@ -9,9 +9,9 @@
 :mod:`~danube.core.cluster.ownership`  how far its offsets may have been given
 ===========================  ===================================================
 
-A lease that ends takes its keys with it and ends the registration of its broker.  Ownership stays: the
-leader releases what a dead broker owned, with commands of a bounded size.  On a single host all of it is
-empty and costs nothing.
+The end of a lease deletes its keys and ends the registration of its broker.  Ownership stays: the leader
+releases the partitions of a dead broker, with commands of a bounded size.  On a single host all parts are
+empty and cost nothing.
 """
 
 from __future__ import annotations

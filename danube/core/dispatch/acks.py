@@ -1,11 +1,10 @@
-"""Applying acks to a window.  Whatever a peer names, the work is bounded by the window and the frame.
+"""Applying acks to a window.  The work is bounded by the window and the frame, whatever ranges a peer names.
 
-A record may be acked by the consumer that has it in flight, and by any member while nobody has it
-(it waits for redelivery, is blocked, or is dead).  Offsets that were never granted, are below the
-floor or were acked before have no effect; those in flight elsewhere are refused.  There is no other
-memory of earlier grants: after a seek back an old ack counts only if its offset is in flight again
-at the same consumer.  An ack for ANY_SEAT names no consumer: whoever has the record in flight, it is
-acked.
+A record may be acked by the consumer that has it in flight.  Any member may ack a record that is in flight
+nowhere: one that waits for redelivery, is blocked, or is dead.  Offsets that were never granted, are below
+the floor or were acked before have no effect; offsets in flight at another consumer are refused.  Earlier
+grants are not remembered: after a seek back an old ack counts only if its offset is in flight again at the
+same consumer.  An ack for ANY_SEAT names no consumer, so it counts for any consumer's record.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ The store that keeps the bytes adds the checksum.  Little-endian:
 A range therefore costs 8 bytes at most, a wide one 16.  Only the first ACKED_RANGES_STORED_MAX ranges are
 stored: leaving a range out repeats its records after a crash, and loses none.
 
-A gap is never written as 0: what touches the floor raises it, and ranges that touch are one.  Former
-versions wrote such gaps, so they are read, as what they say.  A range without a record is damage.
+A gap is never written as 0: a range at the floor raises the floor, and adjacent ranges are joined.  Former
+versions wrote such gaps, so they are still read.  An empty range is damage.
 
 Ranges ahead of the window that must not be granted: acked before a restart, or damaged.
 """
@@ -55,9 +55,9 @@ _policy_decoder = msgspec.msgpack.Decoder(FailurePolicy)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CursorState:
-    """Everything below ``ack_floor`` is acked, and ``acked`` (int64[n][2], half-open, ascending,
-    apart from each other and above the floor) besides.  What is not named here is not acked.
-    Whatever else ``acked`` is made of, ``settled`` makes that of it.
+    """Everything below ``ack_floor`` is acked, and ``acked`` (int64[n][2], half-open, ascending, apart from
+    each other and above the floor) besides.  All other offsets are not acked.  ``settled`` brings other
+    ranges into this form.
     """
 
     mode: Mode
@@ -201,7 +201,7 @@ class SkipRanges:
         return start, end
 
     def drop_below(self, offset: int) -> None:
-        """Forget what lies below ``offset``."""
+        """Drop ranges below ``offset``."""
         while self.count and int(self._ranges[self._position, 1]) <= offset:
             self._position += 1
             self.count -= 1

@@ -1,12 +1,14 @@
-"""Records that were not acked: deadlines, redelivery after a delay, and what happens when it is enough.
+"""Records that were not acked: deadlines, redelivery after a delay, and dead letters.
 
-When a record is granted again: delays, a bounded table of moments, and dead letters in waiting.
+The first part decides when a record is granted again: delays, a bounded table of moments, and waiting dead
+letters.
 
-Since when a consumer can have begun a record, as far as its acks tell.
+The second part estimates from a consumer's acks when it can have begun a record.
 
-A consumer is sent records ahead and begins them in the order of their offsets.  So while it settles records
-below an offset, it may not have come to that one: the record's time counts from the last of them.  Who hangs
-at a record settles nothing below it any more, even where others beside it go on above.
+A consumer gets records in advance and begins them in the order of their offsets.  While it settles records
+below an offset, it may not have begun that offset.  So a record's time counts from the last settled record
+below it.  A consumer that is stuck at a record settles nothing below that record any more, although it may
+settle higher ones.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from danube.core.dispatch.window import (
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import broken
 
-CELLS: Final = 64  # of the ack timeout; what falls into one cell is one step
+CELLS: Final = 64  # of the ack timeout; times in one cell are one step
 
 
 class Begun:
@@ -98,11 +100,11 @@ class Moment:
 
 
 class Timetable:
-    """Moments, coarsened so that there are never many.
+    """Moments, rounded so that their number stays small.
 
-    A moment gathers what falls into the same cell of about 1/64 of its delay and comes up with the
-    latest of them: nothing is early, nothing later than that, and a single record is exact.  There
-    are at most about 130 cells for each power of two of the delay in use, whatever the records.
+    Records whose times fall into one cell, about 1/64 of the delay wide, share a moment: the latest of their
+    times.  So no record is early, and a single record is exact.  There are at most about 130 cells for each
+    power of two of the delays in use, however many records there are.
     """
 
     __slots__ = ("_by_cell", "_next_stamp", "_stamps", "next_ns")

@@ -68,10 +68,10 @@ from danube.limits import ACKED_RANGES_STORED_MAX, MAX_UNACKED_DEFAULT
 
 
 def return_to_ready(window: Window, consumers: Consumers, grant: Grant, start: int) -> int:
-    """Make what of ``grant`` lies at or above ``start`` ready again; return how many records that are.
+    """Make the records of ``grant`` from ``start`` on ready again; return their number.
 
-    Their delivery does not count and the consumer has its credit again.  What is not in flight at
-    that consumer any more is left as it is.
+    Their delivery does not count, and the consumer gets its credit back.  Records that are not in flight at
+    that consumer any more are left unchanged.
     """
     consumer = consumers.by_id.get(grant.consumer_id)
     if consumer is None:
@@ -116,7 +116,7 @@ class Subscription:
     def __init__(
         self, name: str, mode: Mode, state: CursorState, *, max_unacked: int, failure: FailurePolicy
     ) -> None:
-        """Start where ``state`` left off; nothing is in flight, and only what it names is acked."""
+        """Start at ``state``: no record is in flight, and only the offsets that it names are acked."""
         check_max_unacked(max_unacked)
         failure.check()
         state = state.settled()
@@ -126,7 +126,7 @@ class Subscription:
         self.max_unacked = max_unacked
         self.version = 0
         self._state = state
-        self._outstanding_max = max_unacked  # what was unacked when the bound was last set, if that is more
+        self._outstanding_max = max_unacked  # unacked records when the bound was last set, if that is more
         self._span_max = max(max_unacked, SPAN_MAX)
         self._consumers = Consumers(mode)
         self._ring = KeyRing()
@@ -228,13 +228,15 @@ class Subscription:
         return consumers.result(consumer, displaced)
 
     def pace(self, consumer_id: int, now_ns: int) -> None:
-        """Let a consumer use only as much of its credit as its acks call for, where others could have the
-        rest; to be said before it has credit."""
+        """Limit a consumer's credit by its acks if others could have the rest.
+
+        Call this before the consumer has credit.
+        """
         if not self._single:
             self._consumers.pace(consumer_id, now_ns, self.failure.ack_timeout_ms * MS)
 
     def leave(self, consumer_id: int, now_ns: int) -> None:
-        """Disconnect a consumer (if it is one); what it had in flight may be granted again at once."""
+        """Disconnect a consumer (if it is one); its records in flight may be granted again at once."""
         if consumer_id in self._consumers.by_id:
             self._remove(consumer_id)
 
@@ -254,7 +256,7 @@ class Subscription:
         self._window.freed = True
 
     def set_ready(self, consumer_id: int, ready: bool) -> None:
-        """Pause a consumer or let it go on, its credit as it is."""
+        """Pause a consumer or resume it; its credit does not change."""
         self._consumers.set_ready(consumer_id, ready)
         self._window.freed = True
 
@@ -321,7 +323,7 @@ class Subscription:
         return self._begun(grants, now_ns) if consumers.paced else grants
 
     def _grant_between(self, offsets: Offsets, now_ns: int) -> list[Grant]:
-        """Grant new records at ``offsets`` (ascending, from ``next`` up); what lies between them is acked."""
+        """Grant new records at ``offsets`` (ascending, from ``next`` up); offsets between them are acked."""
         window, consumers = self._window, self._consumers
         if self._single:
             seat = consumers.order[0].seat
@@ -337,7 +339,10 @@ class Subscription:
     def _grant_piece(
         self, piece_end: int, available_end: int, now_ns: int, hashes: Hashes | None, hashes_start: int
     ) -> list[Grant]:
-        """New records up to ``piece_end``; where acked ranges begin there, also what lies between them."""
+        """Grant new records up to ``piece_end``.
+
+        If acked ranges begin there, also the records between them.
+        """
         window, start = self._window, self._window.next
         if piece_end < available_end:
             offsets = self._ahead.between(
@@ -357,7 +362,10 @@ class Subscription:
         return grants
 
     def _pass_ahead(self, available_end: int) -> int:
-        """Take what is known to be acked or damaged at ``next``; return where the next of that begins."""
+        """Skip offsets at ``next`` that are known to be acked or damaged.
+
+        Return where the next such range begins.
+        """
         if not self._ahead.count:
             return available_end
         window = self._window
@@ -458,11 +466,11 @@ class Subscription:
             window.freed = True
             if not grants:
                 raise
-        window.freed |= bool(grants)  # they end what made others wait; the limit may have cut them short
+        window.freed |= bool(grants)  # they block others of their keys; the limit may have cut them
         return grants
 
     def _grant_waiting(self, state: int, now_ns: int, limit: int) -> list[Grant]:
-        """Key-shared: grant what is READY or HELD and whose consumer can take it."""
+        """Key-shared: grant READY and HELD records whose consumer can take them."""
         window, keys, consumers = self._window, self._keys, self._consumers
         if keys is None or not window.counts[state] or limit <= 0 or not consumers.eligible:
             return []
@@ -504,7 +512,7 @@ class Subscription:
     # -- what became of them -----------------------------------------------------------------------
 
     def give_back(self, grant: Grant, start: int) -> int:
-        """Records of a grant from ``start`` on could not be sent: ready again as if not granted; how many."""
+        """Undo the grant of records from ``start`` on, which could not be sent; return their number."""
         return return_to_ready(self._window, self._consumers, grant, start)
 
     def ack(self, consumer_id: int | None, ranges: Ranges, now_ns: int) -> AckResult:
@@ -533,8 +541,8 @@ class Subscription:
     def ack_earlier(self, ranges: Ranges) -> int:
         """Ack ranges that a consumer had before it came back; return how many were not acked yet.
 
-        An earlier owner may have granted them, and nobody here.  Of very many only the lowest are kept, as in
-        a cursor.
+        An earlier owner may have granted them, not this one.  If there are very many, only the lowest are
+        kept, as in a cursor.
         """
         kept = ACKED_RANGES_STORED_MAX - len(self._ahead.ranges)
         return self.skip(joined(sound(ranges))[: max(kept, 0)], "acked")
@@ -633,7 +641,7 @@ class Subscription:
         self._moved()
 
     def _moved(self) -> None:
-        """Something is acked: where that empties the window, what is acked right behind it counts too."""
+        """Advance the floor after an ack; if the window is empty, acked offsets right behind it count too."""
         self.version += 1
         window = self._window
         if window.floor == window.next and self._ahead.count:
@@ -649,7 +657,7 @@ class Subscription:
         self.version += 1
 
     def skip_to(self, start: int) -> int:
-        """The log now begins at ``start``: what is below and unacked has expired; return how many."""
+        """Move to ``start``, where the log begins now; return the number of unacked records that expired."""
         return self.skip(np.array([[self.ack_floor, start]], np.int64), "expired")
 
     def skip_damaged(self, start: int, end: int, *, why: str = "damaged") -> int:

@@ -1,8 +1,8 @@
 """The sending side of an HTTP/2 server connection: answers, both windows, a fair line of waiting streams.
 
 Bytes that the windows allow go into ``output`` at once; the rest waits in its stream.  Streams that only the
-window of the connection holds back stand in line and take turns of one frame.  A stream whose own
-window is used up is in no line; its WINDOW_UPDATE brings it back, so each update costs what it sends.
+connection's window holds back are in a queue and take turns of one frame.  A stream whose own window is used
+up is in no queue; its WINDOW_UPDATE adds it again, so each update costs only the frames that it sends.
 
 Floods: how many frames without useful work a peer may send.
 
@@ -14,8 +14,8 @@ Two allowances fill with time and with useful work, and are spent by what a peer
     resets   calls that the peer resets, that are refused or malformed; each call that was not earns
              a part of one, so cancelling a share of many calls is fine
 
-A client at 100,000 calls/s stays far below both; a peer that only floods has used up a burst after a
-fraction of a second and is told ENHANCE_YOUR_CALM.
+A client at 100,000 calls/s stays far below both.  A peer that only floods uses up its allowance in a fraction
+of a second and gets ENHANCE_YOUR_CALM.
 """
 
 from __future__ import annotations
@@ -254,7 +254,8 @@ class SendingSide:
     def send_trailers(self, stream: Stream, block: bytes) -> None:
         """The end of an answer, after all queued data; closes our side.
 
-        A client that has not ended its side is told by RST_STREAM(NO_ERROR) that nobody listens.
+        A client that has not ended its side gets RST_STREAM(NO_ERROR), because further data would not be
+        read.
         """
         if stream.local_closed or stream.trailers is not None:
             return

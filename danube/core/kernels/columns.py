@@ -111,7 +111,7 @@ def columns_are_sound(data: Any, max_record_bytes: Any) -> Any:
 
 @jit.jit("boolean(const uint8[::1], int64)")
 def batch_is_sound(data: Any, max_record_bytes: Any) -> Any:
-    """columns_are_sound() of bytes that are one batch exactly, and whose body is what its checksum says."""
+    """columns_are_sound() of bytes that are exactly one batch with a correct body checksum."""
     return (
         columns_are_sound(data, max_record_bytes)
         and np.int64(jit.load_half(data, 4)) == len(data)

@@ -33,7 +33,7 @@ _SELECTED: Final = Flag.SELECTED
 
 @jit.inline
 def _header_is_intact(data: Any, position: Any) -> Any:
-    """Whether a batch's header of 104 bytes that lies in ``data`` is what the owner stamped."""
+    """Whether the checksum of a batch's 104-byte header in ``data`` is right."""
     size = np.int64(jit.load_half(data, position + 4))
     if jit.load_half(data, position) != _MAGIC or size & 7 or size < HEADER_BYTES or size > BATCH_BYTES_MAX:
         return False

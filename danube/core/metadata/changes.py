@@ -30,7 +30,7 @@ def topic_deletions(earlier: Topics, later: Topics) -> list[TopicChange]:
 
 
 def topic_additions(earlier: Topics, later: Topics) -> list[TopicChange]:
-    """Topics that were made or are not what they were, the oldest first."""
+    """Return topics that were made or changed, the oldest first."""
     changes: list[TopicChange] = []
     for topic_id, record in later.items():
         former = earlier.get(topic_id)

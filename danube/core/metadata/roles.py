@@ -147,7 +147,7 @@ class Access:
         return other
 
     def load(self, roles: list[Role], bindings: list[Binding]) -> None:
-        """Take in what a snapshot kept."""
+        """Load the roles and bindings of a snapshot."""
         self._roles = {role.name: role for role in roles}
         self._bindings = {_place(binding): binding for binding in bindings}
 

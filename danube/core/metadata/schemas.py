@@ -279,7 +279,7 @@ class Registry:
         return [self._by_id[schema_id] for schema_id in sorted(self._by_id)]
 
     def load(self, next_schema_id: int, subjects: list[Subject]) -> None:
-        """Take in what ``stored`` gave."""
+        """Load the result of ``stored``."""
         self.next_schema_id = next_schema_id
         for subject in subjects:
             self._put(subject)

@@ -1,10 +1,10 @@
 """The metadata machine as bytes.
 
-Little-endian: 4 bytes magic, 4 bytes CRC32C of what follows, then a MessagePack list.  The magic's digit
-is the format version.  ``DNM1`` ends after the topics; a machine that holds nothing else is still
-written so, and an earlier version can read it.  ``DNM2`` goes on with what the topics' records and the
-other parts of the machine hold, and ``DNM3`` with what only a cluster has; that too is written only where
-there is any.  Fields may only be added at the end, each with a default.  See docs/formats/metadata.md.
+Little-endian: 4 bytes magic, 4 bytes CRC32C of what follows, then a MessagePack list.  The magic's digit is
+the format version.  ``DNM1`` ends after the topics.  A machine with nothing else is still written as
+``DNM1``, so earlier versions can read it.  ``DNM2`` adds the topics' records and the other parts of the
+machine.  ``DNM3`` adds the cluster's part, and is written only if there is any.  Fields may only be added at
+the end, each with a default.  See docs/formats/metadata.md.
 """
 
 from __future__ import annotations

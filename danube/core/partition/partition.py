@@ -1,21 +1,21 @@
-"""A partition at its owner: which batch gets which offset, and how far the log has come.
+"""A partition at its owner: assigns offsets to batches, and tracks the ends of the log.
 
 The owner worker asks ``admit`` about every batch before its bytes go to the log, and reports
 ``written`` and ``synced`` afterwards.  The ends keep this order at all times:
 
     synced_end <= written_end <= log_end,    high_watermark <= written_end
 
-``high_watermark`` is the end of what consumers may see.  It follows ``written_end`` at the levels memory
-and written (for a topic that keeps no log, *written* means that the bytes lie in the shared tail) and
+``high_watermark`` is the end of what consumers may see.  It follows ``written_end`` at the levels memory and
+written (for a topic that keeps no log, *written* means that the bytes lie in the shared tail) and
 ``synced_end`` at fsync, and everywhere while the partition is ``held`` because the disk has fallen behind.
-It never goes back.  ``acknowledged_end`` is the end of what is stored at the level
-of now.  Where the level was raised it may be lower; the partition is ``settling`` until it is not.
+It never goes back.  ``acknowledged_end`` is the end of the records that are stored at the current level.
+After the level was raised this end may be lower; the partition is ``settling`` until it has caught up.
 
 Nothing is changed by a call that raises.  Pure: no file, no clock.
 
 A partition whose owner appends only below what it has reserved: the partition of a cluster.
 
-A class of its own, so that on a single host nobody pays for the question.
+This is a separate class, so that a single host does not pay for the check.
 
 The owner's side of a reservation: how far it may append now, and when to reserve more.
 
@@ -24,8 +24,8 @@ The owner's side of a reservation: how far it may append now, and when to reserv
     refused()   it was not reserved; wanted() tells again
     close()     nothing more is appended
 
-On a single host there is none: offsets are not reserved there.  Pure; nothing is kept in files, because
-what counts is what the metadata holds.
+On a single host offsets are not reserved.  Pure: nothing is kept in files, because only the metadata's
+reservation counts.
 """
 
 from __future__ import annotations
@@ -220,10 +220,10 @@ class Partition:
         return self.high_watermark
 
     def rollback(self, log_end: int) -> None:
-        """Writing failed: take back every admission at or above ``log_end``.
+        """Undo every admission at or above ``log_end``; called when writing failed.
 
-        Sequence expectations become what they were, so that a resend is admitted again.  What was
-        written stays: raises InvariantBroken below ``written_end``.
+        Sequence expectations become the former ones, so that a resend is admitted again.  Written batches
+        stay: raises InvariantBroken below ``written_end``.
         """
         if not self.written_end <= log_end <= self.log_end:
             self._moved_outside("rolled back", log_end)
@@ -250,7 +250,7 @@ class Partition:
         return self._producers.snapshot(end, self._append_time_us)
 
     def restore(self, snapshot: bytes | None, headers: Iterable[BatchHeader]) -> None:
-        """Rebuild what is remembered from a snapshot and the headers of later stored batches.
+        """Rebuild the state of producers from a snapshot and the headers of later stored batches.
 
         ``headers`` are in log order; those below the snapshot's end are skipped.  Raises Damage or
         StorageIncompatible for a snapshot that cannot be used, before anything is changed; then

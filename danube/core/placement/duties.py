@@ -71,10 +71,10 @@ from danube.core.placement.recovered import epoch_floor
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 
 GRACE_US: Final = 500_000
-SETTLE_US: Final = 15_000_000  # a broker that came back is no target of a move before
-MOVE_US: Final = 300_000_000  # a move that takes longer holds others up no more
-LOOK_US: Final = 1_000_000  # at least so often, whatever has changed
-WEIGH_US: Final = 10_000_000  # so often loads are compared
+SETTLE_US: Final = 15_000_000  # time before a returned broker is a target of moves
+MOVE_US: Final = 300_000_000  # a move that takes longer no longer delays others
+LOOK_US: Final = 1_000_000  # longest interval of rounds, even without changes
+WEIGH_US: Final = 10_000_000  # interval of comparisons of loads
 PARTITIONS_PER_TURN: Final = 1_024
 MOVES_KEPT_MAX: Final = 256
 
@@ -95,7 +95,7 @@ class Placing(msgspec.Struct, frozen=True):
 
 
 class MovesRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The value of MOVES_KEY: when the last round was, and what was moved when, the newest last."""
+    """The value of MOVES_KEY: the time of the last round, and the moves with their times, the newest last."""
 
     round_us: int = 0
     moves: tuple[tuple[int, int, int, int, int], ...] = ()  # topic id, partition, from, to, time
@@ -405,7 +405,7 @@ class Duties:
     def _rebalance(self, outlook: ClusterView, now_us: int, room: int) -> list[AnyClusterCommand]:
         """Begin a round that was requested or is due, unless an earlier one is under way.
 
-        Who asks knows about brokers that have just come; a round of its own accord lets them settle.
+        A requested round includes brokers that have just joined; an automatic round lets them settle first.
         """
         asked = _value_of(outlook.state, REBALANCE_KEY, RebalanceRequest)
         settled = self._settled(outlook, now_us)

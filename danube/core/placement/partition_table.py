@@ -1,7 +1,7 @@
 """Every partition of the cluster as a row of columns, for questions about all of them at once.
 
-Made from the metadata, then kept by its changes; a row costs some hundred bytes.  Brokers have *slots*,
-small numbers that stay while the table lives; slot -1 is nobody.
+Made from the metadata, then kept by its changes; a row costs some hundred bytes.  Brokers have *slots*, small
+numbers that stay while the table lives; slot -1 is no broker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PartitionTable:
         return table
 
     def take(self, changes: Iterable[Change]) -> None:
-        """Follow what the machine did."""
+        """Follow changes of the machine."""
         for change in changes:
             match change:
                 case OwnershipChanged(record=ownership):

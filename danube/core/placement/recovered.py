@@ -1,9 +1,9 @@
-"""Metadata after commands may have been lost: no id, epoch or offset that they gave is given again.
+"""Metadata after a possible loss of commands: no id, epoch or offset that they gave is given again.
 
-If most journals are lost, the cluster goes on with what one of them still holds.  The missing commands
-may have been carried out and have left their traces in the store, on other disks and with clients: topics
-with ids, manifests with epochs, records at offsets.  Their number is unknown, so every counter
-goes ahead by far more than can have been used, and by far less than there is:
+If most journals are lost, the cluster continues with the content of one of them.  The missing commands may
+have been executed: the store, other disks and clients may have topics with their ids, manifests with their
+epochs and records at their offsets.  The number of these commands is unknown.  So every counter advances by
+far more than can have been used, and by far less than its range:
 
     counter                                 goes ahead by
     version of the machine (and revisions)  COMMANDS_AHEAD
@@ -19,13 +19,13 @@ Added:     partitions whose addition is lost, and those that were never served b
            The machine remembers under KEY that it was recovered, and their records follow from that.
 Lost:      ids that topics of lost commands may have.  Nothing that is stored under them is removed.
 
-Leases, brokers, ownership and moves stay: they end as they do when all brokers were away for a while.
+Leases, brokers, ownership and moves stay: they end as they do after all brokers were absent for a while.
 
-A data directory that was put back from a copy, or made anew from a store, is the same case: everything after
-the copy is gone, and readers elsewhere remember offsets of it.  Such a directory begins a new *history*
-(:class:`History`).  On one host there are no reservations, so each log of a topic that is older than the
-history goes on at ``offset_ahead`` of its end.  That follows the clock: two histories that begin with the
-same copy at different times never give the same offset.
+A data directory that was restored from a copy or from a store is the same case: everything after the copy is
+gone, and readers elsewhere remember its offsets.  Such a directory begins a new *history* (:class:`History`).
+On one host there are no reservations, so each log of a topic that is older than the history goes on at
+``offset_ahead`` of its end.  That follows the clock: two histories that begin with the same copy at different
+times never give the same offset.
 """
 
 from __future__ import annotations
@@ -175,5 +175,5 @@ def reservation_of(state: Metadata, topic_id: int, partition: int) -> Reservatio
 
 
 def may_be_lost(state: Metadata, topic_id: int) -> bool:
-    """Whether a command that is lost may have made a topic of this id: then what it stored is not removed."""
+    """Whether a lost command may have made a topic of this id; then its stored data is not removed."""
     return any(start <= topic_id < end for start, end in recovery_of(state).lost_topic_ids)

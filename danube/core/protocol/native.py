@@ -116,8 +116,9 @@ class Lookup(msgspec.Struct, omit_defaults=True):
 
 
 class TopicView(msgspec.Struct, omit_defaults=True):
-    """In a cluster ``owners`` says where each partition is served: host:port, or "" for this broker or
-    nobody; ``brokers`` are the addresses of all that are there."""
+    """In a cluster ``owners`` has host:port of the broker that serves each partition, or "" for this broker
+    and for no broker; ``brokers`` are the addresses of all running brokers.
+    """
 
     topic: str
     topic_id: int
@@ -151,16 +152,16 @@ class ProducerOpened(msgspec.Struct, omit_defaults=True):
 
     producer_id: int
     epoch: int
-    next_sequence: int = 0  # 0 for a new epoch; after a resume, what the log expects next
+    next_sequence: int = 0  # 0 for a new epoch; after a resume, the sequence that the log expects next
     durability: str = "written"
     max_record_bytes: int = 0
     batches: tuple[tuple[int, int, int], ...] = ()
 
 
 class Subscribe(msgspec.Struct, omit_defaults=True):
-    """``start`` matters only when the subscription is made: earliest, latest, offset, time.
+    """``start`` is used only when the subscription is made: earliest, latest, offset, time.
 
-    ``epoch``: what SUBSCRIBED said to this consumer before; 0: it is new, and the subscription may be made.
+    ``epoch``: from this consumer's last SUBSCRIBED; 0: the consumer is new, and the subscription may be made.
     """
 
     partition: str
@@ -176,7 +177,7 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
     failure: FailurePolicy | None = None  # None: the topic's
     topic_id: int = 0  # as in OpenProducer
     epoch: int = 0
-    paced: bool = False  # what of the credit can be used follows from acks, where records are shared
+    paced: bool = False  # on shared subscriptions acks decide how much of the credit can be used
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True):
@@ -242,7 +243,7 @@ class Frame(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_INT_MIN: Final = -(1 << 63)  # what MessagePack carries
+_INT_MIN: Final = -(1 << 63)  # values that MessagePack can encode
 _INT_MAX: Final = (1 << 64) - 1
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _decoders: dict[type, Any] = {}

@@ -71,7 +71,7 @@ class _Incoming:
 
 
 class _Peer:
-    """Both rings and what is known of one other worker."""
+    """Both rings to one other worker, and its state."""
 
     __slots__ = (
         "announced", "bell", "blocked_at", "damage", "incarnation", "incoming", "outgoing", "reader",
@@ -111,8 +111,8 @@ class _Peer:
     def block(self) -> None:
         """A record was refused: have this worker's bell rung when the peer releases.
 
-        What counts is the tail that the refusal saw: one loaded now may be newer, and room that came in
-        between would never be noticed.
+        The decisive tail is the one that the refusal saw.  A tail that is loaded now may be newer, and room
+        that was released in between would never be noticed.
         """
         self.blocked_at = self.writer.tail_known
         self.writer.want_room(True)
@@ -148,13 +148,13 @@ class _Peer:
                 return
             outgoing.position = end
         self.outgoing = None
-        # Whoever was refused behind this record may try again.
+        # Writers that were refused behind this record may try again.
         self.blocked_at = None if self.blocked_at is None else -1
 
     def join(self, kind: int, payload: memoryview) -> tuple[int, memoryview] | None:
         """Take a fragment; the whole record when this was its last.
 
-        A first fragment replaces a record whose sender gave it up; what is left of one is dropped.
+        A first fragment replaces an unfinished record; further fragments of that one are dropped.
         """
         incoming = self.incoming
         if kind == FRAGMENT_FIRST:
@@ -307,7 +307,7 @@ class Channel:
         return taken
 
     def release(self) -> None:
-        """Give back the space of what poll() handed out and wake the writers that wait for it."""
+        """Release the space of records that poll() returned, and wake the writers that wait for it."""
         if not self._drained:
             return
         drained, self._drained = self._drained, []
@@ -320,11 +320,11 @@ class Channel:
                 peer.bell.ring()
 
     def arm(self) -> bool:
-        """Say that this worker will sleep; False (and awake again) when there is something to do.
+        """Announce that this worker will sleep; return False (and stay awake) if there is something to do.
 
-        Something is: records, a restarted peer, or room for what was refused.  After False the worker runs
-        another turn and tries again what was refused, whether or not it asks unblocked().  After True it
-        sleeps until ``fileno()`` is readable and then calls disarm().
+        That is: records, a restarted peer, or room for refused records.  After False the worker runs another
+        turn and tries the refused records again, whether or not it calls unblocked(). After True it sleeps
+        until ``fileno()`` is readable and then calls disarm().
         """
         self._bell.arm()
         for peer in self._order:
@@ -350,8 +350,8 @@ class Channel:
     def peers_restarted(self) -> list[int]:
         """Peers that were replaced, or with which messages were lost, since the last call.
 
-        What was in flight with them is gone: nothing sent before reaches them, nothing they sent before
-        will be handed out.
+        Records in flight are lost: earlier records do not reach these peers, and earlier records of these
+        peers are not handed out.
         """
         workers = [peer.worker for peer in self._order if peer.changed()]
         for worker in workers:

@@ -120,11 +120,10 @@ class Region:
         return self._incarnation_words(worker).load(0)
 
     def announce(self, worker: int, incarnation: int) -> None:
-        """Announce to all workers that ``worker`` is about to run as ``incarnation``; for the supervisor
-        only.
+        """Announce to all workers that ``worker`` is about to run as ``incarnation``.
 
-        Called after the old process was reaped and before the new one is forked.  All bells ring, so that no
-        peer waits for an answer of the dead worker.
+        The supervisor calls this after the old process was reaped and before the new one is forked.  All
+        bells ring, so that no peer waits for an answer of the dead worker.
         """
         self._incarnation_words(worker).store(0, incarnation)
         for bell in self.bells:

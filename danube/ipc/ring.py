@@ -30,9 +30,9 @@ Words (each line has one writer), then slots, each starting at a multiple of 8:
           16     8  check        hash of position, size, kind, source, destination
           24        payload, padded to 8
 
-The check is Python's own hash of a tuple of integers: all processes are forks of one interpreter and
-the memory dies with them, so it need not be a portable one, and it costs 50 ns.  Payloads are not
-summed here: batches carry their own checksums.
+The check is Python's hash of a tuple of integers, which costs 50 ns.  It need not be portable, because all
+processes are forks of one interpreter and the memory ends with them.  Payloads get no checksum here: batches
+carry their own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Description of one stored file in words: its kind, its content, and how far it can be trusted.
 
-Uses the independent readers, so it tells what the bytes say and not what the broker made of them.
+It uses the independent readers, so it describes the bytes and not the broker's view of them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Inspection:
 
 
 def inspect_source(name: str, source: Source) -> Inspection:
-    """Describe ``source``, a file or object called ``name``.  Raises what ``source`` raises."""
+    """Describe ``source``, a file or object called ``name``. Raises the errors of ``source``."""
     head = source.read(0, 8)
     kind = next((kind for magic, kind in _MAGICS if head.startswith(magic)), "")
     kind = kind or next((kind for kind, pattern in _NAMED if pattern.search(name)), "")

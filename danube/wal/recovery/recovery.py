@@ -183,8 +183,7 @@ class Recovery:
             self._note(HOLES_NAME, 0, 0, 0, error.why)
 
     def _miss(self, witness: Witness, inventory: Inventory, synced_end: int) -> tuple[Inventory, int]:
-        """Report data that the witness names and that is missing; return the remaining segments and the
-        synced end.
+        """Report missing data that the witness names; return the inventory then, and the synced end.
 
         The missing data of a log in tiers may be in the store; then no replacement is made.
         """

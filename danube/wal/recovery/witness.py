@@ -49,10 +49,10 @@ def witness_path(directory: Path) -> Path:
 
 
 class Witness:
-    """The witness of one log.  ``known`` is False if there was no file at loading: then no loss can be
-    noticed.
+    """The witness of one log.
 
-    ``holds_all``: all records are on this host.  Its methods may be called in any thread.
+    ``known`` is False if there was no file at loading; then no loss can be noticed.  ``holds_all``: all
+    records are on this host.  Its methods may be called in any thread.
     """
 
     def __init__(self, path: Path, log_id: bytes, *, holds_all: bool = True) -> None:

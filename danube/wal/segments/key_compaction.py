@@ -4,9 +4,9 @@
     2.  ``compact`` writes some or all of them anew, as one segment, without what a later record of
         the same key has replaced.
 
-A record without a key is always kept.  A record with a key and an empty payload is a *tombstone*: it
-replaces what came before, and may itself go once it is old enough; only where the segments begin at
-the log's start, since an older value would come back otherwise.
+A record without a key is always kept.  A record with a key and an empty payload is a *tombstone*: it replaces
+earlier records of the key.  A tombstone that is old enough may be removed too, but only if the segments begin
+at the log's start; otherwise an older value would come back.
 
 Batches of which all records stay are copied byte for byte.  Of others the records that stay are
 stored as a selection (Flag.SELECTED) with their offsets; see "Compacted segments" in
@@ -56,8 +56,8 @@ class Compacted(NamedTuple):
 class LatestKeys:
     """The latest offset of each key in the segments that were added, oldest first.
 
-    Keys are remembered by a 128-bit hash with a seed of this object, so nobody can choose two keys that
-    meet.  When ``keys_max`` are known, records of further keys are all kept.
+    Keys are kept as 128-bit hashes with a seed of this object, so no producer can choose two keys that
+    collide.  When ``keys_max`` are known, all records of further keys are kept.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
@@ -71,7 +71,7 @@ class LatestKeys:
         return len(self._latest)
 
     def add(self, sources: Sequence[SealedRange]) -> None:
-        """Read adjacent sealed segments that follow what was added before; raises like merge()."""
+        """Read adjacent sealed segments that follow the added ones; raises like merge()."""
         with opened(sources) as originals:
             check_adjacent(originals)
             if 0 <= self.end_offset != originals[0].summary.base_offset:
@@ -142,7 +142,7 @@ def compact(
 
 
 class _Writer:
-    """Copies what stays into a segment file."""
+    """Copies the remaining records into a segment file."""
 
     def __init__(self, result: SegmentFile, latest: LatestKeys, tombstones_before_us: int | None) -> None:
         self._result = result
@@ -225,9 +225,9 @@ def read_keys(
 ) -> KeysRead:
     """Read adjacent sealed segments, oldest first; those before ``dirty`` only where that is worth it.
 
-    When more keys are met than ``keys_max``, the round ends before the segment that was too much.  A
-    single dirty segment that is too much is taken all the same: some of its records are kept for nothing.
-    ``at_hand`` gives the bytes of a source for a while.  Raises like LatestKeys.add() and what it raises.
+    If there are more keys than ``keys_max``, the round ends before the segment that exceeds the limit.  A
+    single dirty segment above the limit is still taken; some of its obsolete records are kept.  ``at_hand``
+    gives the bytes of a source for a while.  Raises the errors of LatestKeys.add() and of ``at_hand``.
     """
     latest = LatestKeys(keys_max)
     for number in range(0 if from_start else dirty, len(sources)):

@@ -110,7 +110,7 @@ def objection_to(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
 
 
 def _unchained(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
-    """Return the first segment whose previous hash differs from the segment before it."""
+    """Return why the entry does not follow the segment before it; empty if it does."""
     hashes = {one.content_hash for one in tail.entries if one.end_offset == entry.base_offset}
     index = manifest.find(entry.base_offset) - 1
     if index >= 0 and manifest.entry(index).end_offset == entry.base_offset:
@@ -122,11 +122,10 @@ def _unchained(tail: Tail, entry: SegmentEntry, manifest: Manifest) -> str:
 
 
 def filling(tail: Tail, ready: Sequence[SegmentEntry], now_us: int) -> Change:
-    """Return the change that adds ``ready``, examined segments of the tail, and settles the rest of its
-    holes.
+    """Return the change that adds ``ready``, examined segments of the tail.
 
-    Behind the end of its log no offset was ever given.  Ranges that the disk should have and did not offer
-    stay open.
+    The change also settles the rest of its holes.  Behind the end of its log no offset was ever given.
+    Ranges that the disk should have and did not offer stay open.
     """
 
     def change(manifest: Manifest) -> Manifest | None:

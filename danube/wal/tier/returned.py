@@ -1,9 +1,9 @@
-"""Records of a disk that came back, on their way into another owner's manifest: an offer in the store.
+"""Offers: records of a returned disk that another owner installs in its manifest.
 
-The broker whose disk came back puts its segments as objects, and one more that lists them: the *offer*.  The
-owner, which alone writes manifests, lists offers as long as its manifest has open holes.  It reads every
-object, names those that fit, and removes the offer when nothing of it is left to do.  The two exchange no
-other message: an offer may be put twice, found twice and half done, and the manifest tells what is done.
+The broker whose disk came back puts its segments as objects, and one more that lists them: the *offer*. Only
+the owner writes manifests; it lists offers as long as its manifest has open holes.  The owner reads every
+object, installs those that fit, and removes the offer when all are done.  The two brokers exchange no other
+message.  An offer may be put twice, found twice and half done; the manifest shows which part is done.
 
     put_offer()      the disk's broker; its objects are there
     take_returned()  the owner: examines about JOB_BYTES_MAX, installs them, True when there is more
@@ -54,9 +54,9 @@ def offers(store: ObjectStore, identity: LogIdentity) -> Iterator[tuple[str, Tai
 
 
 def take_returned(uploader: Uploader, work: Path, now_us: int) -> bool:
-    """Name what is offered and fits, about JOB_BYTES_MAX of it; True when there is more to do.
+    """Install offered objects that fit, about JOB_BYTES_MAX of them; return True if there is more to do.
 
-    ``work``: a directory of this call alone.  Raises Fenced, what the store raises, StorageFailed.
+    ``work``: a directory of this call alone.  Raises Fenced, errors of the store, StorageFailed.
     """
     more = False
     for key, tail in offers(uploader.store, uploader.identity):
@@ -93,9 +93,9 @@ def _fitting(tail: Tail, uploader: Uploader) -> list[SegmentEntry]:
 
 
 def examine_returned(uploader: Uploader, entry: SegmentEntry, work: Path) -> None:
-    """Read the object of ``entry``: its header, footer, hash and batches are what the entry says.
+    """Read the object of ``entry`` and check that header, footer, hash and batches agree with the entry.
 
-    Raises ObjectMissing or Damage for what cannot be named, StorageFailed, what the store raises.
+    Raises ObjectMissing or Damage if it cannot be installed, StorageFailed, and errors of the store.
     """
     try:
         shutil.rmtree(work, ignore_errors=True)

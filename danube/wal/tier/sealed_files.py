@@ -1,7 +1,7 @@
 """A partition's segment files for the mover: listed without touching, examined before an upload.
 
-The owner goes on writing, sealing and evicting meanwhile.  A sealed file never changes, so what was learnt
-of one is kept for as long as a file of that name and inode is there.
+The owner continues to write, seal and evict meanwhile.  A sealed file never changes, so the result of an
+examination is kept as long as a file of that name and inode exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_BYTES: Final = 4 << 20
 
 
 class SealedFile(NamedTuple):
-    """A sealed segment that was read from its first to its last byte and is what its footer says."""
+    """A sealed segment that was read completely and agrees with its footer."""
 
     path: Path
     summary: Summary
@@ -102,8 +102,8 @@ class LocalListing:
 def examine(path: Path, identity: LogIdentity, rest: Progress = lambda _: None) -> SealedFile:
     """Read a sealed file wholly and compare it with its header and footer; ``rest`` as in Uploader.
 
-    Raises Damage when it is not what they say, FileNotFoundError when it has gone (evicted or deleted by its
-    owner), StorageFailed when it cannot be read.
+    Raises Damage if the file does not agree with them, FileNotFoundError if its owner has evicted or deleted
+    it, StorageFailed if it cannot be read.
     """
     try:
         fd = files.open_existing(path, writable=False)

@@ -1,15 +1,15 @@
 """Staged objects: made of a partition's objects by a job, and the checks before they take their place.
 
-A job compacts what lies in a store and stages what it makes as objects that no manifest names.  The owner's
-mover, the only one that writes manifests, believes of them nothing that it can look up:
+A job compacts objects of a store and stages the results as objects that no manifest names.  Only the owner's
+mover writes manifests.  It checks every claim of a job that can be checked:
 
     objection()       what speaks against one in the manifest as it is; asked again when it is installed
     examine_staged()  reads the object: batches, hashes, footer, and that it follows from its sources
 
-Where no record was removed the object must hold its sources' batches byte for byte.  Their hashes prove it
-without reading them: a source's content hash is that of its 64 bytes of header and of its batches, which lie
-here one after the other.  Which records a key compaction removed is the job's word, so it is taken for topics
-that are to be compacted, and for records and tombstones that their policy lets go.
+If no record was removed the object must hold its sources' batches byte for byte.  Hashes prove this without
+reading the sources: a source's content hash covers its 64 bytes of header and its batches, which follow each
+other here.  The list of records that a key compaction removed cannot be checked.  So it is accepted only for
+topics with compaction, and for records and tombstones that the policy allows to remove.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def staged(
     entry: SegmentEntry, sources: Sequence[SegmentEntry], *, removed: int = 0, keys: bool = False,
     tombstones_before_us: int = 0, after: bytes = b"",
 ) -> Staged:  # fmt: skip
-    """Describe an object made of ``sources``, for those who decide about it."""
+    """Describe an object made of ``sources``, for the owner that decides about it."""
     hashes = [source.content_hash for source in sources]
     size = sum(source.size_bytes for source in sources)
     return Staged(entry[:14], hashes, size, removed, keys, tombstones_before_us, after)
@@ -112,7 +112,7 @@ class Rules(NamedTuple):
 
 
 def names(manifest: Manifest, one: Staged) -> bool:
-    """Whether the manifest has what was staged."""
+    """Whether the manifest has the staged object."""
     made = one.made
     index = manifest.find(made.base_offset)
     return index < len(manifest) and manifest.entry(index).content_hash == made.content_hash
@@ -127,9 +127,9 @@ def sources_of(manifest: Manifest, one: Staged) -> list[SegmentEntry]:
 
 
 def objection(one: Staged, manifest: Manifest, rules: Rules, expected: Container[bytes] = ()) -> str:
-    """Why it may not take the place of its sources now; empty when it may.
+    """Return why the object may not replace its sources now; empty if it may.
 
-    ``expected``: content hashes of what may be installed before it.
+    ``expected``: content hashes of objects that may be installed before it.
     """
     made = one.made
     if any(len(each) != HASH_BYTES for each in (*one.row[11:], *one.sources)):
@@ -154,7 +154,7 @@ def objection(one: Staged, manifest: Manifest, rules: Rules, expected: Container
 
 
 def _unlike(one: Staged, sources: Sequence[SegmentEntry]) -> str:
-    """Return what in the entry does not follow from its sources; empty if all does."""
+    """Return the field of the entry that does not follow from its sources; empty if all do."""
     made, first, last = one.made, sources[0], sources[-1]
     held = [source for source in sources if source.batch_count] or [first]
     told = (
@@ -220,7 +220,7 @@ def examine_staged(uploader: Uploader, one: Staged, sources: Sequence[SegmentEnt
     """Read the object of a replacement that has no objection; ``sources`` are the entries of its sources.
 
     ``work``: a directory of this call alone, with room for the object.  Raises ObjectMissing or StoreDamaged
-    for what cannot be installed, StorageFailed when the local disk refuses, or what the store raises.
+    if it cannot be installed, StorageFailed if the local disk refuses, and errors of the store.
     """
     made = one.made
     key = segment_key(uploader.identity, made)
@@ -285,7 +285,7 @@ def _snapshot(uploader: Uploader, source: SegmentEntry) -> bytes | None:
     data = uploader.store.get(key, source.data_end, source.size_bytes)
     summary = read_summary(data[-SUMMARY_BYTES:], source.size_bytes)
     if summary is None or summary.content_hash != source.content_hash:
-        raise Damage("the footer of its last source is not what the manifest says")
+        raise Damage("the footer of its last source differs from the manifest")
     return split_footer(data[:-SUMMARY_BYTES], summary)[1]
 
 
@@ -315,7 +315,7 @@ class _Reading:
 
 
 class _Proof:
-    """Finds the sources again in what was made of them, one after the other."""
+    """Finds the sources in the result made of them, one after the other."""
 
     def __init__(self, uploader: Uploader, sources: Sequence[SegmentEntry]) -> None:
         self._uploader = uploader

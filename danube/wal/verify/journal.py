@@ -46,7 +46,7 @@ def looks_like_journal(data: bytes) -> bool:
 
 
 def read_member_journal(data: bytes) -> MemberJournal:
-    """Everything in the bytes of a journal; what follows the mark and is not whole was never finished."""
+    """Return the content of a journal's bytes; an incomplete step behind the mark is ignored."""
     journal = MemberJournal()
     if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
         journal.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)

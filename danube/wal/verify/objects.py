@@ -232,7 +232,7 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
 
 
 class ObjectSource:
-    """An object, read in ranges; raises what the store raises."""
+    """An object, read in ranges; raises the errors of the store."""
 
     piece_bytes: Final = 8 * MIB
 

@@ -1,7 +1,7 @@
 """The independent reader of the small files: sync mark, cursors, producer checkpoint, metadata log.
 
-Each function takes the file's bytes and returns what they say and what is wrong with them.  Knows the
-layouts in ``docs/formats`` and shares no code with what writes them.
+Each function takes the file's bytes and returns their content and faults.  It knows the layouts in
+``docs/formats`` and shares no code with what writes them.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def read_producers(data: bytes) -> Producers:
 
 
 def read_metadata_log(data: bytes) -> MetadataLog:
-    """Header, snapshot and entries up to the mark; what follows the mark is a writer's unfinished work."""
+    """Return header, snapshot and entries up to the mark; bytes behind the mark are unfinished writes."""
     log = MetadataLog()
     if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
         log.problems.append(Problem(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0))
@@ -321,7 +321,7 @@ def topics_in(snapshot: bytes) -> list[tuple[str, int, int]]:
 
 
 def log_ids_of(topics: Iterable[tuple[str, int, int]]) -> dict[int, bytes]:
-    """By topic id, what the segments of its logs say; ``topics`` are names, ids and creation times."""
+    """Return, by topic id, the log ids in its segments; ``topics`` are names, ids and creation times."""
     ids: dict[int, bytes] = {}
     for name, topic_id, created_us in topics:
         hasher = content_hasher()

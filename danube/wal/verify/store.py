@@ -443,7 +443,7 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
 def _compare_copy(
     local: LocalPartition, copy: ManifestFacts, manifest: ManifestFacts, verified: Verified
 ) -> None:
-    """The copy is an older manifest of the same log: what both name as it was uploaded is the same."""
+    """Check that the copy is an older manifest of the same log: entries in both must be equal."""
     rewritten = COMPACTED | MERGED
     named = {(one.base_offset, one.end_offset): one for one in manifest.entries if not one.flags & rewritten}
     for entry in copy.entries:

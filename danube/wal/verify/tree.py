@@ -1,8 +1,7 @@
 """The independent reader of a data directory: every partition's files and the metadata log.
 
-Changes nothing and may run beside a broker.  A file that a broker works on is read anew while it
-changes; what a crash may leave behind (a torn tail above the mark, an unfinished replacement) is a
-remark, not a finding.
+It changes no file and may run beside a broker.  A file that changes meanwhile is read again.  Leftovers of a
+crash (a torn tail above the mark, an unfinished replacement) are remarks, not findings.
 """
 
 from __future__ import annotations
@@ -221,7 +220,8 @@ def _verify_witnessed(
 ) -> None:
     """A log begins where its witness says, and its subscriptions have cursors.
 
-    A broker that runs tells its witness before it deletes anything: only what is said then, too, is missed.
+    A running broker updates its witness before it deletes anything.  So a loss is reported only if the
+    witness, read again afterwards, still names it.
     """
     now, _ = read_witness(_content(path) or b"")
     if not before.log_id or now.log_id != before.log_id:
@@ -262,7 +262,7 @@ def _log_ids(directory: Path) -> dict[int, bytes]:
     try:
         state = metadata_of(directory)
     except DanubeError:
-        return {}  # what is wrong with it was found before
+        return {}  # its faults were found before
     return log_ids_of((one.topic, one.topic_id, one.created_us) for one in state.topics())
 
 
@@ -379,7 +379,7 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
 def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) -> list[str]:
     """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
 
-    A file that is gone before it was read takes with it what was read of those in front of it.  Raises
+    If a file is gone before it was read, the results of the files in front of it are discarded.  Raises
     FileNotFoundError if the directory itself is gone.
     """
     path = partition.directory

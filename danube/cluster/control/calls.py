@@ -83,7 +83,7 @@ def _sent(outcome: Outcome) -> SentOutcome:
 
 
 def decode_outcomes(sent: Sequence[SentOutcome]) -> list[Outcome]:
-    """Raises ProtocolError for what no member of this version sends."""
+    """Decode outcomes; raises ProtocolError for bytes that no member of this version sends."""
     return [_received(outcome) for outcome in sent]
 
 
@@ -117,7 +117,8 @@ class Propose(msgspec.Struct, frozen=True, tag="propose"):
 class Change(msgspec.Struct, frozen=True, tag="change"):
     """Change the members: ``what`` is add (as a learner), promote, remove or move (to ``address``).
 
-    ``repeated``: it was sent before and may have been done, so a member that is gone was removed.
+    ``repeated``: the request was sent before and may have been executed, so a missing member counts as
+    removed.
     """
 
     what: str

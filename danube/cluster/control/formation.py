@@ -153,7 +153,7 @@ class Formation:
         return Formed(cluster_id, members)
 
     def _sound(self, new: dict[str, str], answered: Sequence[str]) -> bool:
-        """Whether the seeds that answered are different nodes; logs it if they are not."""
+        """Whether the seeds that answered are different nodes with valid ids; logs it if not."""
         for node_id, seed in new.items():
             try:
                 check_node_id(node_id)

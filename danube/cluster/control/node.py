@@ -400,7 +400,7 @@ class Node:
         )  # fmt: skip
 
     def _waiting(self, status: EngineStatus, reached: list[str]) -> Waiting | None:
-        """Return whether this member still waits to be added or for a leader; None if for neither."""
+        """Return why this member has no leader, or is not added yet; None if it has a leader."""
         if status.leader_id:
             return None
         since_us = self._leaderless_us = self._leaderless_us or wall_us()

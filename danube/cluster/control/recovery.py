@@ -1,4 +1,4 @@
-"""A new cluster of what one data directory holds: after journals are gone, or of a broker that was alone.
+"""A new cluster made from one data directory: after the loss of journals, or of a broker of one host.
 
 ``recover``  what a member still holds (:mod:`danube.cluster.control.survey`) is taken for decided, made safe
              (:mod:`danube.core.placement.recovered`), and is the first snapshot of a new cluster with it as
@@ -9,14 +9,16 @@
 ``adopt``    a broker that was alone becomes the first and only voter of a new cluster, with the machine that
              its caller has made of its metadata (:mod:`danube.broker.clustered.adopting`).
 
-All are for a broker that does not run, and are done in steps after a plan, which is the point of no return:
+All three are for a stopped broker.  They write a plan, the point of no return, and then carry it out in
+steps:
 
     recovering/raft      the new journal, whole, before there is a plan
     recovering/plan      what is to be done; whoever finds it goes on from where it was left
     left-<cluster id>/   what was there before, under its old names; nothing of it is ever removed
     left-alone/          the same of a broker that was alone
 
-In between, the node does not start: there is a plan, and its journal is gone or another cluster's.
+Until the last step the node does not start, because there is a plan, and its journal is missing or another
+cluster's.
 """
 
 from __future__ import annotations
@@ -102,10 +104,10 @@ def refuse_unfinished(data_dir: Path, command: str = "") -> Plan | None:
 
 
 def refuse_unsound(data_dir: Path) -> None:
-    """Raise what keeps a member from starting: an unfinished plan, a journal or ``node_id`` that is not there
-    or damaged.
+    """Raise an error if a member cannot start: an unfinished plan, a missing or damaged journal or
+    ``node_id``.
 
-    A controller would find it out as well, and be started again for ever.
+    A controller would fail in the same way, and be restarted for ever.
     """
     refuse_unfinished(data_dir)
     check_node_file(data_dir)
@@ -118,9 +120,9 @@ def refuse_unsound(data_dir: Path) -> None:
 
 
 def recover(data_dir: Path, rebind: Rebind, raft_addr: str = "") -> Plan:
-    """Make this node the only voter of a new cluster.  ``rebind`` tells the store's binding; repeatable.
+    """Make this node the only voter of a new cluster.  ``rebind`` changes the store's binding; repeatable.
 
-    Raises what ``survey`` does, InvalidArgument without an address, Damage where nothing is sound.
+    Raises the errors of ``survey``, InvalidArgument without an address, Damage if nothing is intact.
     """
     plan = refuse_unfinished(data_dir, "danube cluster recover --unsafe-recover")
     with _held(data_dir):

@@ -1,9 +1,9 @@
 """Survey of the metadata that a stopped member still holds; it changes nothing.
 
-Two things may be there: the journal, up to where it is damaged, and the copy that the host's workers read.
-The copy holds what was applied here and no more.  The journal may hold entries behind that, of which it is
-unknown whether they were agreed on.  Together they give one machine: the further of the copy and
-the journal's snapshot, and the journal's entries behind it.
+There may be two sources: the journal, up to its damage, and the copy that the host's workers read.  The copy
+holds applied entries only.  The journal may hold later entries, which may or may not have been agreed on.
+Together they give one machine: the further of the copy and the journal's snapshot, and the journal's entries
+behind it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Survey:
     state: Metadata | None
     index: int = 0
     term: int = 0
-    applied_index: int = 0  # of the copy, and of the journal's snapshot; what follows need not be decided
+    applied_index: int = 0  # of the copy, and of the journal's snapshot; later entries may not be agreed
     why: str = ""
 
     @property
@@ -51,7 +51,7 @@ class Survey:
         return (members.voters | members.learners).get(self.node.node_id, "")
 
     def told(self) -> dict[str, Any]:
-        """Report for people, who compare members by it: the highest term, then index, has most."""
+        """Return a report for comparing members: the highest term, then the highest index, has the most."""
         damage = self.prefix.damage if self.prefix is not None else None
         state = self.state
         return {
@@ -110,7 +110,10 @@ def _identity_in(journal: Path) -> Identity | None:
 
 
 def member(data_dir: Path) -> NodeRecord:
-    """Raises NotFound, WrongState or Damage for what is no member, or not wholly one."""
+    """Read the member's identity.
+
+    Raises NotFound, WrongState or Damage if the directory is no complete member.
+    """
     check_node_file(data_dir)
     if not (data_dir / NODE_FILE).exists():
         raise NotFound(
@@ -130,7 +133,7 @@ def member(data_dir: Path) -> NodeRecord:
 
 
 def survey(data_dir: Path) -> Survey:
-    """Raises what ``member`` does, Damage, StorageIncompatible, and OSError."""
+    """Survey the directory; raises the errors of ``member``, Damage, StorageIncompatible and OSError."""
     node = member(data_dir)
     prefix = read_journal(data_dir / JOURNAL_DIRECTORY / JOURNAL_FILE)
     if prefix is not None and prefix.identity is not None and prefix.identity.node_id != node.node_id:

@@ -7,7 +7,7 @@ Forward:   a reader never sees it go back.  What has to be rebuilt becomes visib
 Growth:    a snapshot of the engine's is the beginning of the next file, too, with what was applied since.
 Restart:   it goes on after the last entry that the file holds, whose index is in the machine (Agreed).
 
-Each Agreed of an entry is stamped with the entry's index and term here, as only now they are certain.
+Each Agreed of an entry gets the entry's index and term here, because they are certain only now.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _raw_list: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Stored(NamedTuple):
-    """A command that is part of the machine, and what it came to."""
+    """An applied command and its outcome."""
 
     command: Command
     size_bytes: int
@@ -83,9 +83,9 @@ class AppliedLog:
         self._since: list[bytes] | None = None  # entries of the file since the last freeze
         self._remembered: OrderedDict[str, Remembered] = OrderedDict()
         self._remembered_bytes = 0
-        self.visible = False  # whether the file is what the machine is
+        self.visible = False  # whether the file equals the machine
         self.damaged = False  # whether there was a file that could not be read
-        self.changed: Callable[[list[Change]], None] | None = None  # gets what each command changed
+        self.changed: Callable[[list[Change]], None] | None = None  # gets the changes of each command
         try:
             with self._storage_errors():
                 self._open()
@@ -138,7 +138,7 @@ class AppliedLog:
         return self._state.copy().snapshot
 
     def stored(self, snapshot: bytes) -> None:
-        """Begin the next file with what ``freeze`` gave, see Machine."""
+        """Begin the next file with the result of ``freeze``, see Machine."""
         since, self._since = self._since, None
         if since is None:
             return
@@ -173,7 +173,7 @@ class AppliedLog:
             self._replace(snapshot, [])
         self._applied()
 
-    # Outcomes of what is sent again
+    # Outcomes of repeated proposals
 
     def remembered(self, origin: str, sequence: int) -> list[Stored] | None:
         """Return the stored commands of this proposal; None if they are not known here (any more)."""
@@ -295,7 +295,7 @@ class AppliedLog:
             except CallerError as error:
                 raise log_file.damage(self._path, entry.end, str(error)) from error
         self._generation, self._position = head.generation, committed_end
-        os.ftruncate(self._descriptor, committed_end)  # what a controller that died had not marked
+        os.ftruncate(self._descriptor, committed_end)  # entries that a dead controller had not marked
 
 
 def stamped(index: int, term: int, entry: bytes) -> tuple[list[bytes], list[Command]]:

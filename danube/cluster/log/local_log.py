@@ -16,14 +16,14 @@ Files: ``metadata.log`` (see danube.cluster.log.log_file), ``metadata.lock`` (a 
 during a compaction, ``metadata.new``.  An object belongs to the process that made it, and to one
 thread at a time; one that an exception interrupted while it stored something is closed.
 
-Lock count: a number that tells readers without the lock whether the lock was held since.
+Lock count: a number that shows readers without the lock whether the lock was held since.
 
 The number is the first eight bytes of the lock file, mapped by all, in the host's order: odd while the lock
 is held, another even number afterwards.  A holder that dies leaves an odd one; then every reader reads the
 file until the next holder is done.  The number is written by system calls, so that a full disk is an error
 and no signal.
 
-Which of the proposed commands become the next entry: what every log does before it stores anything.
+``accepted`` selects the commands of the next entry; every log calls it before it stores anything.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from danube.host import files
 from danube.host.clock import monotonic_ns
 from danube.limits import KIB, METADATA_COMMANDS_PER_ENTRY_MAX, MIB, TOPICS_MAX
 
-_LIST_BYTES: Final = 5  # what a MessagePack list takes besides its elements
+_LIST_BYTES: Final = 5  # size of a MessagePack list besides its elements
 
 
 class Accepted(NamedTuple):
@@ -142,7 +142,7 @@ class LockCount:
 
     @property
     def number(self) -> int:
-        """Current number; what was read under an even number holds as long as that number stays."""
+        """Return the current number; a read under an even number is valid as long as the number stays."""
         return self.words[0]
 
     def held_since(self, number: int) -> bool:
@@ -156,7 +156,7 @@ class LockCount:
         self._write(number + 2 if number & 1 else number + 1)
 
     def end(self) -> None:
-        """The caller has changed what it wanted, and holds the lock still."""
+        """End the change; the caller still holds the lock."""
         with suppress(OSError):  # it stays odd
             self._write(self.words[0] + 1)
 
@@ -205,7 +205,7 @@ class LocalLog(Consensus):
         self._changes: list[Change] = []
         self._descriptor = self._lock_descriptor = -1
         self._locks: LockCount | None = None
-        self._looked_at = 1  # the number of the locks when this last looked for what others committed
+        self._looked_at = 1  # the lock count when this object last read the entries of others
         self._generation = self._entries_start = self._position = 0
         self._directory_synced = False  # since the file that is open here got its name
         self._descriptor_failed = False  # a sync failed on it; it is never synced again
@@ -237,7 +237,7 @@ class LocalLog(Consensus):
         )
 
     def close(self) -> None:
-        """Close the files; what was answered is on disk already.  May be called twice."""
+        """Close the files; answered commands are on disk already.  May be called twice."""
         if self._locks is not None:
             self._locks.close()
             self._locks = None
@@ -317,7 +317,7 @@ class LocalLog(Consensus):
         self._reserve_room(RESERVE_BYTES // 2)
 
     def _forget_append(self) -> None:
-        """Cut what a failed append left.  Where even that fails, the next holder of the lock does it."""
+        """Cut the remains of a failed append.  If that fails, the next holder of the lock does it."""
         try:
             if self._descriptor_failed:
                 self._reopen()
@@ -358,7 +358,7 @@ class LocalLog(Consensus):
         return locks.words[0] != looked_at or looked_at & 1 != 0  # as held_since()
 
     def refresh(self) -> list[Change]:
-        """Take in what any process committed since; return all changes since the last refresh.
+        """Apply commands that any process committed; return all changes since the last refresh.
 
         Each change comes once, in order, own ones too.  Cheap (no system call) when there is none.
         """
@@ -373,7 +373,7 @@ class LocalLog(Consensus):
         return changes
 
     def _look(self) -> None:
-        """Take in what is committed and not applied yet; one system call when there is nothing."""
+        """Apply newly committed commands; this costs one system call if there are none."""
         if self._descriptor < 0:
             raise ClosedError("the metadata log was closed")
         with self._storage_errors():
@@ -382,7 +382,7 @@ class LocalLog(Consensus):
                 self._catch_up()
 
     def _catch_up(self) -> None:
-        """Apply what is committed and not applied yet, changing over to a newer file as often as needed."""
+        """Apply newly committed commands; change to a newer file as often as needed."""
         while True:
             committed_end = log_file.read_mark(self._descriptor, self._path)
             if committed_end != self._position:
@@ -417,7 +417,7 @@ class LocalLog(Consensus):
             head = log_file.read_head(descriptor, self._path)
             if self._descriptor < 0 or version_of(head.snapshot) > self._state.version:
                 state, position = self._restored(head.snapshot), head.entries_start
-            else:  # what is here goes on: only the place has to be found
+            else:  # the state stays; only the position in the new file is needed
                 state, position = self._state, self._place_in(descriptor, head)
         except BaseException:
             os.close(descriptor)
@@ -429,7 +429,7 @@ class LocalLog(Consensus):
         self._position = position
 
     def _restored(self, snapshot: bytes) -> Metadata:
-        """The machine of a file's snapshot; the error names the file, the place and what helps."""
+        """Return the machine of a file's snapshot; the error names the file, the position and the remedy."""
         try:
             return Metadata.restore(snapshot)
         except StorageIncompatible as error:
@@ -502,7 +502,7 @@ class LocalLog(Consensus):
             raise log_file.storage_error(error, self._path) from error
 
     def _mend_tail(self) -> None:
-        """Take over or cut what a dead writer left behind the mark."""
+        """Keep or cut bytes behind the mark that a dead writer left."""
         size = os.fstat(self._descriptor).st_size
         if size < self._position:
             raise self._damage(f"the file is cut to {size} bytes")

@@ -17,10 +17,10 @@ Little-endian, everything starts at a multiple of 8:
                       u64 index    of the first command
                       content      MessagePack list of commands, ENTRY_BYTES_MAX at most
 
-Written by whoever holds the directory's lock, in this order: the mark as it is, entry, fdatasync,
-the mark after the entry.  Read by everyone without a lock, up to the mark.  The last mark is made
-durable by the sync of the next entry, so after a power cut it may lie one entry behind; what
-follows it is either whole, and then counts, or the torn tail of a writer that never got to answer.
+The holder of the directory's lock writes in this order: the mark as it is, entry, fdatasync, the mark after
+the entry.  All processes read up to the mark, without a lock.  The last mark is made durable by the sync of
+the next entry, so after a power cut it may lie one entry behind.  That entry counts if it is whole; otherwise
+it is the torn tail of a writer that never answered, and is cut.
 """
 
 from __future__ import annotations
@@ -165,10 +165,9 @@ def committed_entries(content: bytes, position: int, path: str) -> Iterator[Entr
 
 
 def tail_entries(content: bytes, position: int, path: str) -> list[Entry]:
-    """The whole entries at the beginning of what follows the mark; the rest is torn.
+    """Return the whole entries behind the mark; the rest is torn.
 
-    Raises Damage where a whole entry follows one that is not: a writer leaves one torn entry at most,
-    and it is the last.
+    Raises Damage if a whole entry follows a torn one: a writer leaves at most one torn entry, the last.
     """
     entries: list[Entry] = []
     start = 0
@@ -183,7 +182,7 @@ def tail_entries(content: bytes, position: int, path: str) -> list[Entry]:
 
 
 def damage(path: str, position: int, why: str) -> Damage:
-    """The error for a log that differs from what was written."""
+    """Return the error for a damaged log."""
     return Damage(
         f"metadata log {path} is damaged at byte {position}",
         why=why,

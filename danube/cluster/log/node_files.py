@@ -76,7 +76,7 @@ def _parse(text: str, path: Path) -> NodeRecord:
 
 
 def check_node_id(node_id: str) -> None:
-    """Raise InvalidArgument for what no node calls itself."""
+    """Raise InvalidArgument for an impossible node id."""
     if not _sound(node_id):
         raise InvalidArgument(
             f"{node_id[:40]!r} is no node id",
@@ -129,5 +129,5 @@ def refuse_etcd(record: NodeRecord, data_dir: Path) -> None:
         raise WrongState(
             f"{data_dir} belongs to a broker whose cluster has its metadata in etcd",
             why=f"it is part of cluster {record.cluster_id} there",
-            hint="start it with --metadata as before; what is in etcd is backed up and restored with etcd",
+            hint="start it with --metadata as before; etcd's own tools back up and restore its content",
         )

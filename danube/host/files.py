@@ -93,9 +93,9 @@ def fdatasync(fd: int) -> None:
 
 
 def check_there(fd: int, path: Path | None = None) -> None:
-    """OSError if the file behind ``fd`` was deleted, or ``path`` is another one by now.
+    """Raise OSError if the file behind ``fd`` was deleted, or ``path`` is another file now.
 
-    What is written to such a file is lost with it, however well it is synced.
+    Bytes written to such a file are lost with it, even if they are synced.
     """
     status = os.fstat(fd)
     there = os.stat(path) if path is not None and status.st_nlink else status
@@ -105,9 +105,9 @@ def check_there(fd: int, path: Path | None = None) -> None:
 
 
 def start_writing(fd: int) -> None:
-    """Have the kernel begin to put on disk what was written to ``fd``; a later sync waits for less.
+    """Start writeback of the file ``fd``, so that a later sync waits for less.
 
-    Nothing is promised and errors are left to that sync.
+    It promises nothing, and errors are reported by that sync.
     """
     _libc.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
@@ -133,9 +133,9 @@ def on_local_disk(fd: int) -> bool:
 
 
 def mapped(fd: int, start: int, end: int) -> memoryview:
-    """Bytes ``start`` to ``end`` (above ``start``, and not behind the file's end) where they lie, read-only.
+    """Map bytes ``start`` to ``end`` (above ``start``, and not behind the file's end) read-only.
 
-    For a file that nobody cuts: touching what was cut away ends the process.
+    Only for a file that is never truncated: an access to truncated bytes would end the process.
     """
     origin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -283,10 +283,10 @@ def write_all(fd: int, data: bytes | bytearray | memoryview, position: int) -> N
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Give a file that is there the content ``data`` where it lies, durably: a full disk has room for that.
+    """Overwrite an existing file with ``data`` in place, durably; this works on a full disk.
 
-    For a sector's worth, which reaches the disk whole or not at all.  Spaces follow what is shorter than
-    before.
+    ``data`` is at most a sector, which reaches the disk whole or not at all.  Shorter data is padded with
+    spaces.
     """
     fd = open_existing(path, writable=True)
     try:

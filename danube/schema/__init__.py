@@ -1,6 +1,6 @@
-"""Schemas: what a definition means, what may follow it, and whether a payload keeps to it.
+"""Schemas: meaning of a definition, compatibility of the next one, and validation of payloads.
 
-Types are modules of one shape (see :mod:`danube.schema.kinds`).  Whatever reads a stranger's definition
-for the first time runs in a child process with fixed time and memory (:mod:`danube.schema.limited.door`);
-a definition that passed there is safe to load anywhere.
+Types are modules of one shape (see :mod:`danube.schema.kinds`). An untrusted definition is read first in a
+child process with fixed time and memory (:mod:`danube.schema.limited.door`). A definition that passed there
+is safe to load anywhere.
 """

@@ -41,7 +41,7 @@ def examine(schema_type: SchemaType, text: bytes) -> Definition:
 
 
 def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Difference]:
-    """Why ``reader`` cannot read what ``writer`` wrote."""
+    """Return why ``reader`` cannot read records of ``writer``."""
     if reader.schema_type is not writer.schema_type:
         return [
             Difference(

@@ -64,12 +64,12 @@ class Compatibility(StrEnum):
 
     @property
     def backward(self) -> bool:
-        """Whether the new version must read what older ones wrote."""
+        """Whether the new version must read records of older ones."""
         return self.value.startswith(("backward", "full"))
 
     @property
     def forward(self) -> bool:
-        """Whether older versions must read what the new one writes."""
+        """Whether older versions must read records of the new one."""
         return self.value.startswith(("forward", "full"))
 
 
@@ -109,7 +109,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A difference in words of old and new: what the caller of a check gets."""
+    """A difference in words of old and new, for the caller of a check."""
 
     path: str
     rule: str
@@ -125,7 +125,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition that was examined once.  ``compiled`` is what its type needs besides the text."""
+    """A definition that was examined once.  ``compiled`` is its type's data besides the text."""
 
     schema_type: SchemaType
     text: bytes

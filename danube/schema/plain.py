@@ -14,7 +14,7 @@ _NUMBER_BYTES: Final = (4, 8)
 
 
 def examine(schema_type: SchemaType) -> Definition:
-    """The definition of a plain type; what a caller sends as its text is not kept."""
+    """Return the definition of a plain type; the caller's text is not kept."""
     return Definition(schema_type=schema_type, text=b"", fingerprint=schema_type.value)
 
 

@@ -136,7 +136,7 @@ def _plainly_same(reader: Type, writer: Type) -> bool:
 
 
 def _new(reader: Type, writer: Type, seen: set[tuple[int, int]]) -> bool:
-    """Whether the pair is met for the first time.
+    """Return whether the pair is compared for the first time.
 
     A primitive type is one value wherever it stands, and each of its places has a difference of its own.
     """

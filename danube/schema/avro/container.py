@@ -28,7 +28,10 @@ from danube.schema.json_text import canonical, decode
 
 
 def inflate_snappy(block: bytes, left: int) -> bytes:
-    """The inflated block.  Raises ValueError, IndexError for what is none, or inflates beyond ``left``."""
+    """Return the inflated block.
+
+    Raises ValueError or IndexError if it is malformed or inflates beyond ``left``.
+    """
     packed, checksum = block[:-4], block[-4:]
     size, position = _size(packed)
     if size > left:

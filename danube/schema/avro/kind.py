@@ -36,7 +36,7 @@ def examine(text: bytes) -> Definition:
 
 
 def compare(reader: Definition, writer: Definition, checks: Checks) -> list[Difference]:
-    """Why ``reader`` cannot read what ``writer`` wrote (see :mod:`danube.schema.avro.compatibility`)."""
+    """Return why ``reader`` cannot read records of ``writer``: :mod:`danube.schema.avro.compatibility`."""
     if checks is Checks.UPSTREAM:
         return upstream_differences(_type_of(reader.text), _type_of(writer.text))
     return differences(_type_of(reader.text), _type_of(writer.text))

@@ -1,4 +1,4 @@
-"""Avro types as values, and what can be said about them without any data.
+"""Avro types as values, and facts about them that need no data.
 
 Shapes follow the Avro specification 1.12, "Schema Declaration".  Named types may contain themselves, so
 these values form a graph and are compared by identity.

@@ -63,7 +63,7 @@ def _contains(comparison: Comparison, writer: Together, shape: Shape) -> list[Di
     few = most is None or writer.items_max <= most
     for other, theirs in _contained(writer):
         limit = other.get("maxContains")
-        # What the reader counts, the writer must count as well; any value is meant here, listed or not.
+        # The writer must have the same count as the reader; this is about any value, listed or not.
         few = few or (limit is not None and limit <= most and _any_within(comparison, wanted, theirs))
     if enough and few:
         return []

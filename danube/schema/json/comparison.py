@@ -1,7 +1,7 @@
-"""One comparison of two JSON Schemas: what was proven, what is being proven, and what it may still cost.
+"""State of a comparison of two JSON Schemas: proven pairs, assumed pairs, and the remaining budget.
 
-The rules for a pair of schemas are in :mod:`danube.schema.json.compatibility`, which hands them in.
-Two schemas that assert the same, word for word and with references followed, need no rule.
+The rules for a pair of schemas come from :mod:`danube.schema.json.compatibility`. Two schemas with the same
+assertions, word for word and with references followed, need no rule.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Entangled(Exception):
 
 
 class Comparison:
-    """One comparison of two documents: what was proven, what is being proven, what it may still cost."""
+    """One comparison of two documents: proven pairs, assumed pairs, remaining budget."""
 
     def __init__(self, definitions: Definitions, rules: Rules) -> None:
         self.accepts = definitions.accepts
@@ -219,7 +219,7 @@ class Comparison:
             del self._open[key]
         self._known[key] = found
         if found:
-            # What was proven on the way may have leaned on this claim, which is wrong.
+            # Proofs on the way may have used this claim, which is wrong.
             for claim in self._proven[mark:]:
                 self._known.pop(claim, None)
             del self._proven[mark:]

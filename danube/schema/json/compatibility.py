@@ -35,7 +35,7 @@ FRAMES_MAX: Final = 5_000
 
 
 def strict_differences(definitions: Definitions) -> list[Difference]:
-    """Every reason why the reader may refuse what the writer allows; at most DIFFERENCES_MAX of them."""
+    """Return every reason why the reader may refuse a value of the writer; at most DIFFERENCES_MAX."""
     comparison = Comparison(definitions, rules)
     frames = sys.getrecursionlimit()
     sys.setrecursionlimit(max(frames, FRAMES_MAX))
@@ -54,7 +54,7 @@ def strict_differences(definitions: Definitions) -> list[Difference]:
 
 
 def rules(comparison: Comparison, writer: Together, reader: Node) -> list[Difference]:
-    """Why a reader may refuse what the writer allows; paths are relative to the reader's schema."""
+    """Return why a reader may refuse a value of the writer; paths are relative to the reader's schema."""
     if not writer.kinds or any(shape.node is reader for shape in writer.shapes):
         return []
     if writer.values is not None:

@@ -85,7 +85,7 @@ def meta_schema_uri(uri: str) -> str | None:
 def asserted(schema: dict[str, Any], keyword: str, draft: int) -> Any:
     """The value of a keyword when the draft asserts it, else None."""
     if "$ref" in schema and draft <= DRAFT_7:
-        return None  # Up to draft 7, what stands beside $ref does not count.
+        return None  # Up to draft 7, keywords beside $ref are ignored.
     for table in (_ONE, _LIST, _MAP):
         if keyword in table:
             first, last = table[keyword]

@@ -31,7 +31,7 @@ _DOCUMENT_URI: Final = "urn:danube:document"
 
 
 def examine(text: bytes) -> Definition:
-    """Parse a definition; raises SchemaInvalid with the JSON pointer of what is wrong."""
+    """Parse a definition; raises SchemaInvalid with the JSON pointer of the fault."""
     value = decode(text, "definition")
     if not isinstance(value, dict | bool):
         raise SchemaInvalid(

@@ -1,7 +1,7 @@
 """Assertions of a schema about a value, the same for every draft; and several schemas that hold at once.
 
-A ``Shape`` is one schema without what ``$ref`` and ``allOf`` add; those are shapes of their own.
-``Together`` is a set of shapes that all hold: it answers what is certain of every value they allow.
+A ``Shape`` is one schema without its ``$ref`` and ``allOf``, which are shapes of their own.  ``Together`` is
+a set of shapes that all hold: it answers which facts hold for every value that they allow.
 
 The module also puts a difference between two JSON Schemas into words.
 """

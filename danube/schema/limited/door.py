@@ -71,7 +71,7 @@ def _answered(request: Request) -> Outcome:
         if not _children.acquire(timeout=WAIT_SECONDS):
             raise Overloaded("the broker is busy with other definitions", limit="schema children")
         try:
-            # Whoever waited may have waited for the same answer.
+            # Waiting threads may need the same answer.
             if (remembered := _memory.get(asked)) is None:
                 remembered = _asked(request)
                 _memory.put(asked, remembered)

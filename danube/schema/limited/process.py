@@ -1,7 +1,7 @@
 """The parent's side of a limited child: start it, talk to it within bounds, make sure that it ends.
 
-Everything that the child can do wrong has an end here: it is killed after ``WALL_SECONDS`` (counted from
-its READY), its answer and its stderr are cut at fixed sizes, and its exit is always collected.
+Faults of the child are bounded here: it is killed after ``WALL_SECONDS`` (counted from its READY), its answer
+and its stderr are cut at fixed sizes, and its exit is always collected.
 """
 
 from __future__ import annotations

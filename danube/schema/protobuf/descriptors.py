@@ -75,7 +75,7 @@ def messages_of(file: FileDescriptorProto) -> Iterator[DescriptorProto]:
 
 
 def normalize(file: FileDescriptorProto) -> None:
-    """Drop what does not change meaning, so that equal definitions become equal bytes."""
+    """Drop parts without a meaning, so that equal definitions become equal bytes."""
     file.ClearField("source_code_info")
     for message in messages_of(file):
         for field in message.field:

@@ -72,7 +72,7 @@ def holds_map(field: Field) -> bool:
 
 
 def type_difference(path: str, reader: Field, writer: Field) -> Difference | None:
-    """Why the reader's type does not take what the writer's type holds; None when it does."""
+    """Return why the reader's type does not take values of the writer's type; None if it does."""
     if holds_map(reader) != holds_map(writer):
         return _difference(
             path, "map_changed", reader, writer, "a map and a plain field are not read as each other",

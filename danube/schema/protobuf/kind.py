@@ -37,7 +37,7 @@ _ERRORS_SHOWN_MAX: Final = 5
 
 
 def examine(text: bytes) -> Definition:
-    """Compile a definition; raises SchemaInvalid with line and column of what protoc refused."""
+    """Compile a definition; raises SchemaInvalid with line and column of protoc's error."""
     scan(text)
     files = _compile(text)
     own = files.file[-1]
@@ -161,7 +161,7 @@ def _refuse_unusable(own: FileDescriptorProto) -> None:
 
 
 def _loads(compiled: bytes) -> None:
-    """The library of the workers must take what protoc took; raises SchemaInvalid when it does not."""
+    """Check that the workers' library loads the result of protoc; raises SchemaInvalid if it does not."""
     try:
         payload = Compiled(compiled).payload
     except TypeError as error:

@@ -41,7 +41,7 @@ _TOKEN: Final = re.compile(
 
 
 def scan(text: bytes) -> None:
-    """Refuse what is too large, too deep, or wants to read another file; raises SchemaInvalid."""
+    """Refuse definitions that are too large, too deep, or import other files; raises SchemaInvalid."""
     if len(text) > SCHEMA_DEFINITION_BYTES_MAX:
         raise _too_much("it has", len(text), SCHEMA_DEFINITION_BYTES_MAX, "bytes")
     try:

@@ -50,7 +50,7 @@ ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "broker
 
 
 class Root(LazyGroup):
-    """Runs a command and leaves with the exit code of what it raised."""
+    """Runs a command and exits with the exit code of its error."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
         from danube.cli.terminal import failure

@@ -1,8 +1,8 @@
-"""Keys as configuration files of the upstream broker write them.
+"""Keys of the upstream broker's configuration files.
 
-A file that was written for it is taken as it is: its keys are put into ours, and those that have no
-meaning here are passed over.  What promises something that is not kept here, such as access control, is
-refused, and the problem names what there is instead.  docs/configuration.md lists every key.
+Such a file is accepted unchanged: its keys are mapped to ours, and keys without a meaning here are ignored.
+A key that promises a missing feature, such as access control, is refused, and the error names the
+alternative.  docs/configuration.md lists every key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STORE_KEYS: Final = {
     "credentials_json": "storage.credentials",
     "credentials_path": "storage.credentials_file",
 }
-# Ours, and what is written behind the number.
+# Our key, and the unit that follows the number.
 _RENAMED: Final[dict[str, tuple[str, str]]] = {
     **{f"storage.durable.{name}": (key, "") for name, key in _STORE_KEYS.items()},
     **{f"storage.object_store.{name}": (key, "") for name, key in _STORE_KEYS.items()},
@@ -109,7 +109,7 @@ _PASSED_OVER: Final = frozenset(
 REFUSED: Final = {
     "storage.write_buffer": "remove it: what is acknowledged is in the log file; see topics.durability",
 }
-# Refused unless they have one of these values; what there is instead.
+# Refused unless they have one of these values; with the alternative.
 _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "auth.mode": (
         ("none",),
@@ -177,7 +177,7 @@ def translate(
 
 
 def top(name: str, text: str, origin: str, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
-    """A key without a section: ours, or none where it says what holds anyway."""
+    """Return our key for a key without a section, or none if it states what holds anyway."""
     if TOP[name]:
         yield TOP[name], text, origin
         return

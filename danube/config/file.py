@@ -1,7 +1,7 @@
 """The YAML configuration file, read with its line numbers; the only place that imports yaml.
 
-The file is composed into nodes and walked by hand, so every complaint has a line, a key that comes
-twice is seen, and each scalar reaches the setting's own parser as it was written.
+The file is parsed into nodes and walked by hand.  So every error has a line, repeated keys are noticed, and
+each scalar reaches the setting's parser as it was written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(key, text, origin)`` of every known key; add what is wrong with the others to ``problems``."""
+    """Yield ``(key, text, origin)`` of every known key; add errors of the others to ``problems``."""
     origins: dict[str, str] = {}
     beside: tuple[str, str] | None = None
     for key, text, origin in _found(path, known, problems):

@@ -1,4 +1,4 @@
-"""``python -m danube.load``: Locust with our users; what ``danube load`` becomes.
+"""``python -m danube.load``: Locust with our users; ``danube load`` executes it.
 
 The first import patches the process for gevent, before anything that opens a socket is there.
 """

@@ -1,5 +1,4 @@
-"""Judges a run by the reports of all its processes: records that were lost, reordered, changed or stored
-twice.
+"""Judges a run by the reports of all its processes: lost, reordered, changed and repeated records.
 
 Every subscription must deliver each acknowledged record at least once.  A record whose send failed may arrive
 or not.  Order is checked if the mode promises it, by the first deliveries of each consumer.
@@ -57,7 +56,7 @@ class Account:
 class Auditor:
     """The account of one run.  ``subscriptions`` maps the name of each to its protocol and mode.
 
-    ``own_topic``: nobody else publishes there, so a foreign record is a finding.
+    ``own_topic``: no other program publishes there, so a foreign record is a finding.
     """
 
     def __init__(
@@ -109,7 +108,9 @@ class Auditor:
         self, subscription: str, producer: str, ranges: list[list[int]], again: int, late: list[int]
     ) -> None:
         seen = self._seen.setdefault((subscription, producer), NumberSet())
-        suspects = [number for number in late if number not in seen]  # what was there before is a duplicate
+        suspects = [
+            number for number in late if number not in seen
+        ]  # numbers that were there before are duplicates
         for start, end in ranges:
             repeated = end - start - seen.add(start, end)
             again += repeated
@@ -149,7 +150,7 @@ class Auditor:
         return sum(one.count for one in self._seen.values())
 
     def missing(self, subscription: str) -> Iterator[tuple[str, Range]]:
-        """Producer and range of what was acknowledged and has not arrived."""
+        """Return producer and range of acknowledged records that have not arrived."""
         for producer, acked in self._acked.items():
             for gap in acked.without(self._seen.get((subscription, producer), _NOTHING)):
                 yield producer, gap

@@ -1,8 +1,8 @@
 """Fates of records in one process since its last report.
 
-Producers report what they began, what was acknowledged and what failed; consumers report what arrived.  The
-report is made of plain lists and numbers, so that it can cross to the process that judges.  It is
-small however much happened, because numbers follow each other.
+Producers report begun, acknowledged and failed records; consumers report arrived ones.  The report consists
+of plain lists and numbers, so that it can be sent to the judging process.  It stays small, because numbers
+follow each other.
 """
 
 from __future__ import annotations

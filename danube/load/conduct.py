@@ -179,7 +179,7 @@ class Conductor:
             self.running.halt()
 
     def _on_finish(self, **told: Any) -> None:
-        """Send what Locust would only send with its next report, and be done."""
+        """Send the figures that Locust would only send with its next report, and finish."""
         running, runner = self.running, self.environment.runner
         if running is not None and not running.finished:
             self._report()

@@ -42,7 +42,7 @@ class Consuming:
         self._link: Receiver | None = None
 
     def turn(self) -> None:
-        """Take what comes for a moment; a lost consumer is made anew."""
+        """Receive records for a short time; a lost consumer is made anew."""
         if self._link is None and not self._open():
             time.sleep(PAUSE_S)
             return
@@ -81,7 +81,7 @@ class Consuming:
         return True
 
     def _take(self, delivery: Delivery) -> None:
-        """Account for a record before it is acknowledged: what is acknowledged will not come again."""
+        """Account for a record before it is acknowledged, because afterwards it will not come again."""
         now_ns = monotonic_ns()
         payload = delivery.payload
         found = stamp.read(payload)

@@ -263,9 +263,9 @@ def prepare_process(environment: Any, runner: Any, web_ui: Any, **_: Any) -> Non
 
 
 def _choose_users(environment: Any, plan: Plan) -> None:
-    """The plan's consumers, so many of each, and as many producers as there are users beside them.
+    """Choose the plan's consumers, with their counts; all other users are producers.
 
-    Users that somebody else's locustfile adds stay.
+    Users that another locustfile adds stay.
     """
     options = environment.parsed_options
     ours = set(USERS.values())

@@ -43,7 +43,7 @@ BROKER: Final = Option("broker", URL_DEFAULT, "URL", "The broker's native addres
 TOPIC: Final = Option(
     "topic", "", "TOPIC", "Use this topic and keep it; else one is made for the run and deleted after it."
 )
-# What `danube load` and Locust's command line share; broker and topic are written differently there.
+# Options that `danube load` and Locust's command line share; broker and topic are written differently there.
 OPTIONS: Final = (
     Option("protocol", "native", "NAME", "native, grpc or both."),
     Option("grpc-broker", "", "HOST:PORT", "The gRPC address; by default port 6650 of the broker's host."),
@@ -81,7 +81,7 @@ class Plan:
 
     @classmethod
     def parse(cls, values: Mapping[str, str]) -> Plan:
-        """A plan from texts by the options' field names; what is absent has its default.
+        """Parse a plan from texts by the options' field names; absent ones have their defaults.
 
         Raises InvalidArgument or InvalidName, with the option's name.
         """

@@ -90,7 +90,7 @@ class Producing:
     # -- what Locust calls ----------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Send what is due for a moment; only wait once the run is halted."""
+        """Send due records for a short time; only wait when the run is halted."""
         if self._halted.is_set():
             self._collector.senders.discard(self.producer)
             time.sleep(LOOK_S)
@@ -105,7 +105,7 @@ class Producing:
             self._renew()
 
     def close(self) -> None:
-        """Wait a few seconds for what is under way; what has no answer then has failed."""
+        """Wait a few seconds for records under way; those without an answer have then failed."""
         link, self._link = self._link, None
         if link is not None:
             link.close()

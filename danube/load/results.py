@@ -106,7 +106,7 @@ def write_html(path: str, environment: Any) -> None:
 
 
 def text_of(report: dict[str, Any]) -> str:
-    """The report for people: requests, subscriptions, what was found."""
+    """Return the report for people: requests, subscriptions, findings."""
     run, records = report["run"], report["records"]
     lines = _table([{name: row[name] for name in _COLUMNS} for row in report["requests"]])
     lines.append("")

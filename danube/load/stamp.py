@@ -51,7 +51,7 @@ class Stamp(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """A payload that begins as ours and is not what was sent."""
+    """A payload that begins like ours and differs from the sent one."""
 
     why: str
 

@@ -109,7 +109,7 @@ def check_fits(plan: Plan, info: TopicInfo) -> None:
 
 
 def discard(plan: Plan, run: str, place: Place) -> None:
-    """Take away what the run made; what cannot be is named in the log."""
+    """Delete the run's topic and subscriptions; failures are named in the log."""
     try:
         with connect(plan) as client:
             if not plan.topic:

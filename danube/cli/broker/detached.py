@@ -127,7 +127,7 @@ def _processor_time_s(pid: int) -> float:
 
 
 class _Spoken:
-    """Follows what the broker writes to ``danube.out``."""
+    """Follows the broker's output in ``danube.out``."""
 
     def __init__(self, output: Path, start: int) -> None:
         self._output = output

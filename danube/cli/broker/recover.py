@@ -75,7 +75,7 @@ def _show(place: Path, plan: Plan, output: str) -> None:
 
 
 def _look(place: Path, output: str) -> None:
-    """Show what is there, and that nothing was done."""
+    """Show the content of the journal, and that nothing was changed."""
     from danube.cluster.control.recovery import unfinished
     from danube.cluster.control.survey import survey
 

@@ -153,7 +153,7 @@ def announce(config: BrokerConfig, started: Started) -> None:
 
 
 def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
-    """Addresses, data directory, workers and what an acknowledgement means."""
+    """Return the banner: addresses, data directory, workers and the meaning of an acknowledgement."""
     from danube import __version__
     from danube.host.telemetry import escape
 

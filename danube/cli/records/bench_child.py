@@ -176,7 +176,7 @@ async def latency(client: Any, part: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _send_on_schedule(producer: Any, part: dict[str, Any], acknowledged: list[int]) -> list[int]:
-    """Send one record after another; what a late answer held up counts from when it was due."""
+    """Send one record after another; latencies of delayed records count from the time they were due."""
     late: list[int] = []
     step_ns = round(1e9 / part["rate"])
     rest = bytes(part["size"] - _SENT_AT.size)
@@ -206,7 +206,7 @@ async def _note_arrivals(consumer: Any, received: list[int], count: int) -> None
 
 
 async def _wait_for(reader: asyncio.Task[None], count: int, received: list[int]) -> int:
-    """Wait for what is under way; how many records did not come."""
+    """Wait for records under way; return the number of missing ones."""
     try:
         await asyncio.wait_for(reader, LOSSY_IDLE_S)
     except TimeoutError:

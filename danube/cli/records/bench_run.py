@@ -61,7 +61,7 @@ class Child:
                 stdin.write(line.encode() + b"\n")
                 stdin.flush()
             except BrokenPipeError:
-                pass  # it ended; what it said last is read by answer()
+                pass  # it ended; answer() reads its last line
 
     def go(self) -> None:
         self._tell("go")
@@ -147,7 +147,7 @@ def _part(plan: Plan, role: str, index: int) -> dict[str, Any]:
 
 
 def _together(services: Services, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Start the processes, let them begin at once, and collect what they measured."""
+    """Start the processes, let them begin at once, and collect their measurements."""
     if services.shows_progress():
         note(f"{parts[0]['workload']}: {len(parts)} processes, {parts[0]['count']:,} records each ...")
     children: list[Child] = []

@@ -37,12 +37,12 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
     metavar="WHERE",
     help="Where a new subscription begins: earliest, latest, offset:N, N, a time or -1h.  [latest]",
 )
-@click.option("-c", "--count", type=click.IntRange(min=1), help="Leave after so many records.")
-@click.option("--until-end", is_flag=True, help="Leave at what was the end of the log at the start.")
-@click.option("--timeout", type=arguments.duration_ms, help="Leave when nothing arrived for so long.")
-@click.option("--no-ack", is_flag=True, help="Look only: acknowledge nothing.")
+@click.option("-c", "--count", type=click.IntRange(min=1), help="Exit after this many records.")
+@click.option("--until-end", is_flag=True, help="Exit at the end that the log had at the start.")
+@click.option("--timeout", type=arguments.duration_ms, help="Exit when no record arrived for this time.")
+@click.option("--no-ack", is_flag=True, help="Acknowledge no record.")
 @click.option("--filter", "filters", multiple=True, help="Keys to receive, as a glob (key-shared).")
-@click.option("--delimiter", default="\n", help="What follows each payload with -o raw.  [newline]")
+@click.option("--delimiter", default="\n", help="Text after each payload with -o raw.  [newline]")
 @output_option("text", "json", "raw", default="text")
 @click.pass_obj
 def consume(
@@ -66,13 +66,13 @@ def consume(
     """Receive records of a topic and acknowledge each one after it was printed.
 
     \b
-    danube consume orders                                follow what arrives from now on
-    danube consume orders --from earliest --until-end    everything there is, then leave
+    danube consume orders                                follow new records
+    danube consume orders --from earliest --until-end    all records, then exit
     danube consume orders -m billing --sub-type key-shared -o json
     danube consume orders --from -1h --no-ack -c 10      look at ten records, acknowledge none
 
-    Without -m nobody else's progress is touched.  Exit code 7: --count records, or all up to the end with
-    --until-end, did not arrive within --timeout; 12: the broker cannot read them, and says why.
+    Without -m no other subscription's progress changes.  Exit code 7: --count records, or all up to the end
+    with --until-end, did not arrive within --timeout; 12: the broker cannot read them, and says why.
     """
     from danube.cli.records.printing import Printer
     from danube.cli.records.receiving import Wish, receive_all

@@ -199,7 +199,7 @@ def _look_for_judge(host: str, port: int) -> None:
 
 
 def _check_broker(services: Services, plan: Plan, address: Address) -> None:
-    """Say at once, and with our words, what would stop the run before its first record."""
+    """Check the broker first, so that a run that cannot begin fails at once with our error."""
     from danube.load.topic import check, check_port
 
     with explaining(address), services.connect(plan.broker) as client:

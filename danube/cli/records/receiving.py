@@ -67,7 +67,7 @@ class Receiver:
         return enough or self.remaining == {}
 
     async def run(self, consumer: Any) -> None:
-        """Print each record, then acknowledge it: what was not printed comes again."""
+        """Print each record, then acknowledge it, so that records which were not printed come again."""
         if self.done():
             return
         acknowledge = self._wish.acknowledge or self._wish.temporary
@@ -184,7 +184,7 @@ async def _watch(
             receiver.reason = reason
             return
         if receiver.remaining and idle_ns >= IDLE_NS and now - asked_ns >= IDLE_NS:
-            if receiver.arrived_ns < asked_ns:  # what was on its way then would have come
+            if receiver.arrived_ns < asked_ns:  # records under way then would have arrived
                 receiver.take_progress(left_from)
                 if receiver.done():
                     return

@@ -117,7 +117,7 @@ async def send_all(
     batch: int,
     output: str,
 ) -> None:
-    """Send everything and print what was acknowledged; PartialFailure when it broke off in between."""
+    """Send all records and print acknowledged ones; raises PartialFailure if it stopped in between."""
     sent = Sent(target.topic, output == "json")
     progress = Progress(services.shows_progress(), "records sent", 0 if stream else count)
     groups = (
@@ -209,7 +209,7 @@ async def _records(stream: BinaryIO, template: Record, ndjson: bool) -> AsyncIte
 
 
 def _filled(record: Record, template: Record) -> Record:
-    """The record, with the command line's key and attributes where it has none of its own."""
+    """Return the record, with the command line's key and attributes if it has none of its own."""
     attributes = {**(template.attributes or {}), **(record.attributes or {})}
     return Record(record.payload, record.key if record.key is not None else template.key, attributes or None)
 

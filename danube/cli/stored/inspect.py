@@ -1,4 +1,4 @@
-"""``danube inspect``: what one stored file or object holds, in words."""
+"""``danube inspect``: describes one stored file or object."""
 
 from __future__ import annotations
 

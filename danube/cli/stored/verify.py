@@ -1,4 +1,4 @@
-"""``danube verify``: read everything that is stored, and tell what is wrong with it."""
+"""``danube verify``: read all stored data and report faults."""
 
 from __future__ import annotations
 

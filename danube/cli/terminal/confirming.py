@@ -16,7 +16,7 @@ def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def confirm(services: Services, name: str, lost: str, yes: bool) -> None:
-    """Ask for the name of what will be lost; raise InvalidArgument without a terminal."""
+    """Request the name of the object to delete as confirmation; raises InvalidArgument without a terminal."""
     if yes:
         return
     if not services.can_ask():

@@ -1,4 +1,4 @@
-"""Runs a command's coroutine; Ctrl-C and SIGTERM cancel it, so that what it opened is closed."""
+"""Runs a command's coroutine; Ctrl-C and SIGTERM cancel it, so that it closes its resources."""
 
 from __future__ import annotations
 

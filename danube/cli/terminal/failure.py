@@ -14,7 +14,7 @@ from danube.errors import CallerError, ConnectionFailed, DanubeError, OperationT
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
-EXIT_OUTPUT_CLOSED = 141  # what a shell shows for a program that SIGPIPE ended
+EXIT_OUTPUT_CLOSED = 141  # the exit code that a shell shows for a program that SIGPIPE ended
 
 
 class OutputClosed(Exception):
@@ -45,7 +45,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         _forget_output()
         return EXIT_OUTPUT_CLOSED
     if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):
-        error = error.__cause__  # click takes any EOFError for the end of what a user types
+        error = error.__cause__  # click takes any EOFError for the end of the user's input
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return EXIT_INTERRUPTED
     if isinstance(error, Terminated):

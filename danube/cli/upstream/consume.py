@@ -52,7 +52,7 @@ class MessagePrinter:
         topic, offset = message.msg_id.topic_name, message.msg_id.topic_offset
         if offset > self._last_by_topic.get(topic, 0):
             self._last_by_topic[topic] = offset
-            self._say_stored(message, text if len(payload) <= _TEXT_BYTES_MAX else "[binary data]")
+            self._print_stored(message, text if len(payload) <= _TEXT_BYTES_MAX else "[binary data]")
         else:
             say(f"Received message: {text}")
             say(f"Size: {len(payload)} bytes, Total received: {self._total_bytes} bytes")
@@ -61,7 +61,7 @@ class MessagePrinter:
             say(f"Attributes: {listed}")
         return True
 
-    def _say_stored(self, message: pb.StreamMessage, text: str) -> None:
+    def _print_stored(self, message: pb.StreamMessage, text: str) -> None:
         say(f'Received reliable message: "{text}"')
         say(
             f"Topic offset: {message.msg_id.topic_offset}, Size: {len(message.payload)} bytes,"
@@ -186,7 +186,7 @@ class Inbox:
         return False
 
     def next(self) -> Received:
-        """The next message of any partition; raises what ended one of them."""
+        """Return the next message of any partition; raises the error that ended one of them."""
         received = self._waiting.get()
         if isinstance(received, DanubeError):
             raise received

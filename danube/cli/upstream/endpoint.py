@@ -36,7 +36,7 @@ def read_endpoint(address: str) -> Endpoint:
 
 
 def admin_endpoint(address: str, environ: Mapping[str, str]) -> Endpoint:
-    """The admin endpoint with what the environment says of TLS and of the token."""
+    """Return the admin endpoint with TLS and token from the environment."""
     plain = read_endpoint(address)
     token = environ.get("DANUBE_ADMIN_TOKEN") or environ.get("DANUBE_ADMIN_API_KEY", "")
     wanted = environ.get("DANUBE_ADMIN_TLS", "").strip().lower() in ("1", "true", "yes", "on")

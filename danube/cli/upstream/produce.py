@@ -152,7 +152,7 @@ def _send_all(
     count: int,
     interval_ms: int,
 ) -> None:
-    """Round robin over the partitions; what fails is counted and does not end the command."""
+    """Send round robin over the partitions; failures are counted and do not end the command."""
     sent = 0
     for number in range(count):
         if number:

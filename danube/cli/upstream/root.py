@@ -25,7 +25,7 @@ Reply = TypeVar("Reply")
 Command = Callable[..., Any]
 
 HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-EXIT_FAILED: Final = 1  # what the official commands leave with after any error of a call
+EXIT_FAILED: Final = 1  # exit code of the official commands after any error of a call
 
 
 class Stream(Protocol):

@@ -276,6 +276,6 @@ class GrpcReceiver:
             try:
                 self._settle(answer)
             except DanubeError:
-                pass  # it is closed; what was not acknowledged is delivered to another consumer
+                pass  # it is closed; records without an ack are delivered to another consumer
         if calls is not None:
             calls.close()

@@ -45,7 +45,7 @@ class Sender(Protocol):
         """
 
     def close(self) -> None:
-        """Give up what has no answer after a few seconds; raises nothing."""
+        """Close, and drop records without an answer after a few seconds; raises nothing."""
 
 
 class Receiver(Protocol):

@@ -46,7 +46,7 @@ class NativeLink:
             try:
                 client.close()
             except DanubeError:
-                pass  # what was not delivered has told its own sender
+                pass  # undelivered records have failed at their own sender
 
 
 class NativeSender(NativeLink):
@@ -89,7 +89,7 @@ class NativeSender(NativeLink):
 
 
 class NativeReceiver(NativeLink):
-    """A consumer; what it is handed comes in the order of the subscription."""
+    """A consumer; its records come in the order of the subscription."""
 
     def __init__(self, plan: Plan, collector: Collector, place: Place, subscription: str, mode: str) -> None:
         super().__init__(plan, collector)

@@ -116,7 +116,7 @@ def _controller(config: BrokerConfig) -> ControllerSide | None:
 
 
 def _import_worker_parts() -> None:
-    """Load what workers need before they are forked, so that they share it and start at once."""
+    """Import the workers' modules before the fork, so that workers share them and start at once."""
     import uvloop  # noqa: F401
 
 
@@ -174,7 +174,7 @@ async def _cluster_joined(
 ) -> bool:
     """Wait until this host takes part in a cluster; False when the broker stops before.
 
-    Where that takes longer, whoever connects is told what is waited for.
+    If that takes longer, connecting clients get an error that names the reason.
     """
     from danube.broker.worker.worker import METADATA_DIRECTORY
     from danube.cluster.control.cluster_log import agreed_copy_exists

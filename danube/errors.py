@@ -4,9 +4,9 @@
 ``Unavailable``  send it again later; the same request may succeed.
 ``Damage``       tell a human; stored bytes differ from what was written.
 
-A code never changes its meaning and travels in the native ERROR frame; ``status`` is the name of the
-gRPC status, ``exit_code`` is what the CLI leaves with.  An error says what happened, why, and what
-to do (``hint``).  Facts are for programs and logs.
+A code never changes its meaning and travels in the native ERROR frame; ``status`` is the name of the gRPC
+status, ``exit_code`` is the CLI's exit code.  An error has the failure, its cause and a ``hint``. Facts are
+for programs and logs.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ class LimitExceeded(CallerError):
 
 
 class Damage(DanubeError):
-    """Stored bytes differ from what was written; facts: file, position, offsets."""
+    """Stored bytes differ from the written ones; facts: file, position, offsets."""
 
     code = 1300
     status = "DATA_LOSS"
@@ -347,14 +347,14 @@ class StorageIncompatible(Damage):
 
 
 class RingDamaged(Damage):
-    """A slot in shared memory is not what its writer put there; nothing of it was handed out."""
+    """A slot in shared memory differs from the written one; none of its bytes were handed out."""
 
     code = 1310
     status = "UNAVAILABLE"
 
 
 class StoreDamaged(Damage):
-    """Length, hash or identity of an object is not what was uploaded; facts: store, key."""
+    """Length, hash or identity of an object differs from the uploaded one; facts: store, key."""
 
     code = 1320
 

@@ -14,7 +14,7 @@ def _agree(condition: bool, reason: str) -> None:
 
 # Records and batches
 RECORD_BYTES_MAX = 8 * MIB
-RECORD_BYTES_DEFAULT = 4 * MIB  # of a topic that names no limit: what official clients send and take
+RECORD_BYTES_DEFAULT = 4 * MIB  # of a topic that names no limit: the limit of official clients
 BATCH_BYTES_MAX = 12 * MIB
 BATCH_RECORDS_MAX = 65_536
 ATTRIBUTES_PER_RECORD_MAX = 64
@@ -72,7 +72,7 @@ ROLES_MAX = 1_000
 BINDINGS_MAX = 10_000
 ROLES_PER_BINDING_MAX = 16
 
-# What a cluster's metadata holds besides
+# Bounds of the cluster's part of the metadata
 METADATA_KEYS_MAX = 100_000
 METADATA_KEY_BYTES_MAX = 1 * KIB  # of a key or a counter's name
 METADATA_VALUE_BYTES_MAX = 1 * MIB

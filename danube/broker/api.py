@@ -25,7 +25,7 @@ class SharedBytes(Protocol):
 
 
 class Session(ABC):
-    """One client connection at the owner; handles are the client's numbers for what it opened."""
+    """One client connection at the owner; handles are the client's numbers of its producers and consumers."""
 
     def __init__(self) -> None:
         self.producers: dict[int, Any] = {}  # handle -> ProducerLink

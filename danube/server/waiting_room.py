@@ -1,7 +1,7 @@
-"""A worker's doors while its host is part of no cluster yet: every call is answered, with what is waited for.
+"""A worker's doors while its host is part of no cluster yet: every call is answered with the reason.
 
-Native clients get an error in the place of a welcome, gRPC calls UNAVAILABLE and health checks
-NOT_SERVING.  The administration port serves ``ClusterAdmin``, by which a node is found and added.
+Native clients get an error instead of a WELCOME, gRPC calls UNAVAILABLE and health checks NOT_SERVING. The
+administration port serves ``ClusterAdmin``, so that a node can be found and added.
 """
 
 from __future__ import annotations

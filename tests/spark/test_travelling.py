@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from pyspark.errors import PythonException
 
 from danube.errors import ConfigInvalid
-from danube.spark.failures import told_by_spark
+from danube.spark.failures import error_from_spark
 from danube.spark.history.options import read_options
 from danube.spark.jobs.spark_runner import JobReader, JobSource
 from danube.spark.sink.options import read_sink_options
@@ -97,6 +97,6 @@ def test_a_python_without_danube_says_so_in_one_line(tmp_path: Path) -> None:
         assert told.count("\n") == 1, (name, told, done.stderr)
         assert told.startswith(f"ImportError: Danube cannot be imported by {sys.executable} on "), name
         assert "No module named 'danube'" in told and "pip install 'danube-broker[spark]'" in told
-    error = told_by_spark(PythonException(f"An exception was thrown from the Python worker:\n{told}\nJVM"))
+    error = error_from_spark(PythonException(f"An exception was thrown from the Python worker:\n{told}\nJVM"))
     assert isinstance(error, ConfigInvalid)
     assert "where Spark runs tasks" in error.what and error.hint.startswith("install it there")

@@ -23,7 +23,7 @@ WAITED_FOR = "the client waits and asks again"
 
 
 class Directory:
-    """One for each worker of a cluster; ``read`` takes in what others committed."""
+    """One for each worker of a cluster; ``read`` applies commands that others committed."""
 
     def __init__(self, broker_id: int, metadata: LocalLog, read: Callable[[], None]) -> None:
         self.broker_id = broker_id

@@ -96,8 +96,8 @@ class Owning:
     def grant(self, place: Place, epoch: int) -> None:
         """Note that the broker became the owner, or got another epoch.
 
-        The leader may be faster than the word that the lease holds: what it gives before is taken again
-        (:meth:`begin`), because until then no turn would write what a partition is sent.
+        The grant may arrive before this worker knows that the lease holds.  Such an epoch is requested again
+        (:meth:`begin`), because until then no turn would write the records of the partition.
         """
         if not self._asking:
             return

@@ -52,7 +52,7 @@ class OtherBrokers:
 
 
 class ClusterParts:
-    """One for each worker; all methods run on its loop.  ``read`` takes in what others committed."""
+    """One for each worker; all methods run on its loop.  ``read`` applies commands that others committed."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ClusterParts:
         return 0 < self._lease.registration <= self.directory.version
 
     def make_shard(self, silence: Callable[[], None], **parts: Any) -> ClusterShard:
-        """The worker's shard; ``silence`` drops all connections with what they were to be sent."""
+        """Make the worker's shard; ``silence`` drops all connections with their unsent output."""
         self._shard = ClusterShard(
             self.directory, self._owning, self._reserving, self._lease, silence, **parts
         )

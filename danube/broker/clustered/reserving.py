@@ -1,7 +1,7 @@
-"""The offsets that the owner of a partition may give: reserved in the metadata ahead of its need.
+"""Offsets that the owner of a partition may assign: reserved in the metadata in advance.
 
-Only where records are in a store that other brokers read: there the next owner begins behind what was
-reserved, so no offset is given twice.  What is on one disk only is numbered by that disk.
+Only for topics whose records are in a shared store: there the next owner begins behind the reserved offsets,
+so no offset is given twice.  If records are on one disk only, that disk decides the numbers.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
                              '----- taken ----'  the lease was over, the worker is a new one      |
     clients are told the new owner's address when it is known  <---------------------------------'
 
-The right to acknowledge is looked at twice in a turn, with the clock: before what came in is written, and
-before what was answered leaves the process.  A worker that was paused beyond its lease therefore appends
-nothing and says nothing: its connections are dropped with what they had to say.
+A turn checks the right to acknowledge twice, by the clock: before it writes, and before answers leave the
+process.  So a worker that was paused beyond its lease appends nothing and answers nothing: its connections
+are dropped with their unsent answers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 RESERVE_NS: Final = 500_000_000
 OPEN_AGAIN_NS: Final = 2_000_000_000
-DEPARTED_NS: Final = 1_000_000_000  # so long clients wait to be told where a partition went
-STALE_NS: Final = 5_000_000_000  # and so long for a thread that opens its log for what was let go
+DEPARTED_NS: Final = 1_000_000_000  # clients wait so long for the address of a partition's new owner
+STALE_NS: Final = 5_000_000_000  # and so long for a thread that opens the partition's log for what was let go
 
 Then = Callable[["HostedPartition | DanubeError"], None]
 
@@ -59,7 +59,7 @@ class ClusterShard(Shard):
         self._owning = owning
         self._reserving = reserving
         self._lease = lease
-        self._silence = silence  # drops all connections with what they were to be sent
+        self._silence = silence  # drops all connections with their unsent output
         self._asked: dict[Place, Ownership] = {}  # to leave, and not open yet
         self._unopened: set[Place] = set()  # to be open without a request
         self._open_ns = 0  # when to try again
@@ -69,7 +69,7 @@ class ClusterShard(Shard):
         self._reserve_ns = 0  # when to look next
         self._held: dict[Place, list[Then]] = {}  # requests for partitions that are leaving
         self._stale: dict[Place, int] = {}  # a thread still opens their log; requests wait for it
-        self._serving = False  # the lease held when it was looked at last, by the registration
+        self._serving = False  # the lease held at the last check, by the registration
         self._registration = 0
 
     # -- the lease --------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class ClusterShard(Shard):
         if self._lease_holds():
             super().turn()
             self._lease_holds()
-        elif self._dirty:  # what they lie in is free after this turn
+        elif self._dirty:  # their buffer is free after this turn
             broken("records were taken without a lease", partitions=len(self._dirty))
 
     def _lease_holds(self) -> bool:
@@ -111,7 +111,7 @@ class ClusterShard(Shard):
             self._release_held(place, error)
 
     def _serve(self) -> None:
-        """Begin, or begin again, once it is known here what this registration found."""
+        """Begin, or begin again, when this worker has read the state of this registration."""
         holds, registration = clock.elapsed_ns() < self._lease.end_ns, self._lease.registration
         if holds and 0 < registration <= self._directory.version:
             self._serving, self._registration = True, registration
@@ -147,7 +147,7 @@ class ClusterShard(Shard):
         return self._owning.owned(topic_id, index)
 
     def follow(self, record: Ownership) -> None:
-        """The ownership of a partition changed; what is overtaken already is passed over."""
+        """Follow a changed ownership of a partition; outdated changes are ignored."""
         place = record.topic_id, record.partition
         if not self._owning.here(*place):
             return
@@ -176,7 +176,7 @@ class ClusterShard(Shard):
         self._release_held(place, error)
 
     def _own(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
-        """Open the partition under a fresh epoch, which nobody has appended under."""
+        """Open the partition under a fresh epoch, in which no owner has appended."""
         self._asked.pop(place, None)
         self._leaving.pop(place, None)
         if hosted is not None:  # a log is continued under one ownership only
@@ -224,7 +224,7 @@ class ClusterShard(Shard):
     def _asked_to_leave(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
         if place in self._leaving:
             return
-        if hosted is None:  # what it has locally has to be in the store first
+        if hosted is None:  # its local records must be in the store first
             self._asked[place] = record
             self._keep_open(place)
         else:
@@ -252,7 +252,7 @@ class ClusterShard(Shard):
         hosted.refusal = OwnerMoved(f"{hosted.name} moves to another broker", hint="open it again")
 
     def serve_on(self, hosted: HostedPartition) -> None:
-        """Open the partition to everybody again: it cannot be given away yet."""
+        """Serve the partition again: it cannot be given away yet."""
         hosted.silent = False
         hosted.refusal = hosted.failure
         self._release_held((hosted.topic_id, hosted.index), None)
@@ -335,7 +335,10 @@ class ClusterShard(Shard):
         tiers.inherit(fields, inherited)
 
     def _ahead(self, record: TopicRecord, index: int) -> OffsetJump | None:
-        """Of what is on this host only; else offsets are reserved, and inheritance goes on behind them."""
+        """Return the jump for a log that is on this host only.
+
+        Offsets of other logs are reserved, and inheritance continues behind the reservation.
+        """
         epoch = self._owning.log_epoch((record.topic_id, index))
         if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # it never had an owner before
             return None
@@ -349,7 +352,7 @@ class ClusterShard(Shard):
             return
 
         def reserved(error: DanubeError | None) -> None:
-            if error is not None:  # what is refused now may be granted later: nothing is opened
+            if error is not None:  # a request that is refused now may be granted later; no log is opened
                 _log.warning("a partition is not opened", partition=name, why=str(error))
                 self._owning.lose((hosted.topic_id, hosted.index))
             super(ClusterShard, self)._opened(name, done)

@@ -1,6 +1,6 @@
 """Work of the mover that belongs to no partition: metadata snapshots, deleted topics, unfinished uploads.
 
-Copies in the store of what a restore needs beside segments: metadata snapshots and subscriptions' cursors.
+It also writes copies that a restore needs beside segments: metadata snapshots and subscriptions' cursors.
 
 Blocking; the mover's threads run it.  A copy is read back before an older one may go.
 """
@@ -158,7 +158,8 @@ class MetadataCopies:
 class TopicDeletions:
     """Removes the objects of deleted topics.
 
-    What is to be removed is on disk before it begins, because after the deletion nobody would say it again.
+    The list of objects to remove is on disk before the removal begins, because after the deletion no process
+    would repeat the request.
     """
 
     def __init__(self, mover: Mover, data_dir: Path) -> None:
@@ -170,7 +171,7 @@ class TopicDeletions:
         self._running = False
 
     def begin(self) -> None:
-        """The store may be written: go on with what an earlier mover had begun."""
+        """Continue the removals of an earlier mover; called when the store may be written."""
         self._usable = True
         try:
             stored = msgspec.json.decode(

@@ -1,13 +1,14 @@
 """The mover: the one process of a broker that speaks to the object store.
 
-Workers tell it over a socket what they own (mover_link); it uploads what they seal and fetches what they
-read.  One loop decides and groups of threads block: uploads, steps (listing, manifests, sweeping), merges,
-fetches, and what belongs to no partition.  Nothing queues without bound: a partition has at most one step
-under way, uploads wait in their directories, a worker's fetches stop its connection from being read.  A free
-thread goes to what is urgent: partitions that leave, then those with a backlog, the oldest first.
+Workers report their partitions over a socket (mover_link). The mover uploads sealed segments and fetches the
+blocks that workers read.  One loop decides, and groups of threads do the blocking work: uploads, steps
+(listing, manifests, sweeping), merges, fetches, and jobs of no partition.  Every queue is bounded: a
+partition has at most one step under way, uploads wait in their directories, and too many fetches stop the
+reading of the worker's connection.  A free thread takes the most urgent work: partitions that leave, then
+those with a backlog, the oldest first.
 
-When it ends at any point nothing is lost, because it keeps nothing: a new one reads the store and the
-directories again.  When the store is away everything waits, knocks seldom and goes on where it was.
+If the mover dies at any point nothing is lost, because it keeps no state: a new one reads the store and the
+directories again.  During an outage of the store all work waits, with rare attempts, and then continues.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 0.5
 WATCH_S: Final = 0.1  # between looks at the workers while there are uploads
 STEP_THREADS: Final = 4
-BLOCK_THREADS: Final = 4  # for what belongs to no partition: none of it may keep steps waiting
+BLOCK_THREADS: Final = 4  # for jobs of no partition, which must not delay steps
 FETCH_THREADS: Final = 8
-MERGES_S: Final = 1.0  # between looks at what could be merged
+MERGES_S: Final = 1.0  # between searches for segments to merge
 WORK_NAME: Final = "merging"
 STOP_MARGIN_S: Final = 0.3  # of the time that the supervisor gives, kept for leaving
 QUEUE_FACTOR: Final = 16  # partitions chosen at once, for each upload slot
@@ -134,11 +135,11 @@ class Mover:
         await self._drain()
 
     def stop(self) -> None:
-        """Make run() finish what is under way and return."""
+        """Make run() finish jobs under way and return."""
         self._stop.set()
 
     def _beat(self) -> None:
-        """Still alive; and how fast uploads may be: what workers suffer, and what waits."""
+        """Beat the pulse, and set the speed of uploads by the delay of workers and the waiting uploads."""
         if self._ended:
             return
         self._context.heartbeat()
@@ -174,10 +175,11 @@ class Mover:
         self._loop.call_later(self._random.uniform(1, 5), self._bind)
 
     async def _drain(self) -> None:
-        """Begin nothing more; finish uploads and install what is finished, within the time given.
+        """Begin no new work; finish uploads and install finished ones, within the time given.
 
-        In a cluster all that is sealed is uploaded: another broker goes on behind what the store has.  A
-        signal to the whole group comes here as early as to the workers, which seal until they have ended.
+        In a cluster all sealed segments are uploaded, because the next owner continues behind the store's
+        content.  A signal to the process group reaches the mover as early as the workers, which seal until
+        they have ended.
         """
         self._stopping = True
         self._pace.release()
@@ -280,7 +282,7 @@ class Mover:
         return identity in self._links or identity in self._claims.busy
 
     def make_way(self, identity: LogIdentity) -> str:
-        """End what is done for an earlier ownership of a partition; why another cannot begin yet."""
+        """End jobs of an earlier ownership of a partition; return why another one cannot begin yet."""
         before = self._partitions.get(identity)
         if before is not None:
             self._retire(before)
@@ -329,7 +331,7 @@ class Mover:
     # -- steps ------------------------------------------------------------------------------------
 
     def advance(self, partition: MovedPartition) -> None:
-        """Begin what is due for the partition, and set a timer for what is due later."""
+        """Begin due steps of the partition, and set a timer for later ones."""
         predecessor = partition.predecessor
         if not self._bound or (predecessor is not None and not predecessor.idle):
             return
@@ -495,7 +497,7 @@ class Mover:
         return all(one.owner.identity.topic_id != topic_id for one in self._ending)
 
     def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
-        if not self._ended:  # what comes now comes again at the next start
+        if not self._ended:  # this signal comes again at the next start
             future = self._loop.run_in_executor(pool, job)
             future.add_done_callback(lambda done: deliver(forget if self._ended else ended, done))
             future.add_done_callback(lambda _: self._changed.set())

@@ -1,8 +1,8 @@
 """One partition at the mover: its local segments, its objects, and the next step.
 
-Everything here is called on the mover's loop but the jobs: a job is what a thread does for a step.  It
-gets its inputs when it is made, and its result comes back with ``took``.  At most one step of a
-partition is under way; uploads run beside it.
+All methods are called on the mover's loop, except jobs.  A job is the part of a step that runs in a thread.
+It gets its inputs when it is made, and ``took`` returns its result.  At most one step of a partition is under
+way; uploads run beside it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ MERGE_PAUSE_US: Final = 600 * SECOND_US
 COMPACTION_INTERVAL_US: Final = 5 * SECOND_US  # between plans
 SWEEP_INTERVAL_US: Final = 3_600 * SECOND_US
 CURSORS_INTERVAL_US: Final = 10 * SECOND_US
-RETURN_INTERVAL_US: Final = 5 * SECOND_US  # between looks for what comes back in a hole
+RETURN_INTERVAL_US: Final = 5 * SECOND_US  # between searches for records that come back in a hole
 FINISHED_MAX: Final = 64  # uploaded segments that wait for an earlier one
-DROPPED_MAX: Final = 100_000  # more are left to the sweep
+DROPPED_MAX: Final = 100_000  # the sweep removes any others
 NEVER_US: Final = 1 << 62
 RETURNED_NAME: Final = "returned"  # below the data directory: what is being read of it
 
@@ -101,7 +101,7 @@ class MovedPartition:
         self.manifest = uploader.manifest
         self.log_start = log_start
         self.backlog = Backlog([], "")
-        self.pending = NOTHING  # what of it is in the backlog
+        self.pending = NOTHING  # its part of the backlog
         self.error = ""
         self.loaded = False
         self.dirty = True  # the directory may hold more than was seen
@@ -148,7 +148,10 @@ class MovedPartition:
         return self.busy is None and not self.running and not self.merging
 
     def next_step(self, now_us: int, stopping: bool) -> tuple[Step | None, int]:
-        """The step that is due, else None and when to ask again.  Order: what the owner waits for first."""
+        """Return the due step, else None and the time of the next check.
+
+        Steps that the owner waits for come first.
+        """
         if self.busy is not None or self.fenced or self.retired:
             return None, NEVER_US
         if now_us < self._retry_us:
@@ -176,7 +179,7 @@ class MovedPartition:
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sorts lower when it is more urgent: see Urgency; then by the age of what is not uploaded."""
+        """Return the sort key, lower is more urgent: Urgency, then the age of records not uploaded."""
         if self._leave_id:
             return Urgency.LEAVING, 0
         if self._told or self._oldest_us != NEVER_US:
@@ -272,9 +275,9 @@ class MovedPartition:
     # -- merging ----------------------------------------------------------------------------------
 
     def merge_job(self, now_us: int, work: Path) -> Job | None:
-        """The next merge or compaction, which counts as under way from now on; None: none to do now.
+        """Return the next merge or compaction, which counts as under way from now on, or None.
 
-        A backlog comes first: what is only local is at risk, what is small is only slow.
+        A backlog comes first: local records are at risk, small objects are only slow.
         """
         if not self.loaded or self.retired or self.fenced or self.merging or self._merged:
             return None
@@ -289,7 +292,7 @@ class MovedPartition:
         if self._tombstone_retention_ms is not None:
             return self._compaction_job(self._tombstone_retention_ms, now_us, work)
         manifest = self.manifest
-        # What compaction has left is joined with the rest by compaction only.
+        # Only compaction joins compacted segments with others.
         skipped = last_compacted(manifest) + 1
         found = merge_next(manifest.entries[skipped:], now_us, self.settings)
         if found is None:
@@ -492,7 +495,7 @@ class MovedPartition:
         self.error = self.backlog.flaw
 
     def _plan(self) -> None:
-        """The backlog from what was last seen of the directory and the store."""
+        """Compute the backlog from the last listing of the directory and the store."""
         end = max(entries_end(self.manifest), 0)
         start = max(self.manifest.start_offset, self.trim_offset)
         local = [one for one in self._local if not one.sealed or one.end_offset > start]

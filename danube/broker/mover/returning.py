@@ -1,4 +1,4 @@
-"""The way back of records that only this host's disk has, of partitions that another broker owns now.
+"""Return of records that only this host's disk has to partitions that another broker owns now.
 
 A partition's directory that is not continued lies below ``returning``, named after its partition and the last
 epoch in which it was appended to.  Blocking; the mover runs a round now and then:
@@ -8,15 +8,16 @@ epoch in which it was appended to.  Blocking; the mover runs a round now and the
     offer     them to the owner, in the store (:mod:`danube.wal.tier.returned`)
     remove    the directory, once a manifest names every record that it holds, or they have expired
 
-Every step is repeated until the last one is done.  What the owner does not take stays on this disk.  A
-mover remembers what it has done (:class:`Memory`): a segment is read once, and an offer that the owner has
-taken away without naming all of it is made OFFERS_MAX times to one owner, each time with objects read again.
+Every step is repeated until the last one is done.  Records that the owner does not install stay on this disk.
+A mover remembers its progress (:class:`Memory`), so a segment is read once.  If the owner removes an offer
+without installing all of it, the offer is repeated, OFFERS_MAX times to one owner, each time with objects
+read again.
 
 The mover's rounds for disks that came back: directories whose partitions go on elsewhere.
 
-A directory below ``partitions`` is *stranded* when the store has a manifest of a later ownership than the
-last one it was opened in: somebody else took over, and nothing is ever appended here again.  It is set aside,
-unless a worker of this broker has the partition, or is about to, and is given back by rounds.
+A directory below ``partitions`` is *stranded* if the store has a manifest of a later ownership than its last
+opening: another broker took over, and no record is appended here again.  The directory is set aside and its
+records are returned in rounds, unless a worker of this broker has the partition or is about to open it.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def asides(data_dir: Path) -> list[Aside]:
 
 
 def give_back(store: ObjectStore, aside: Aside, memory: Memory) -> Outcome:
-    """One round for one directory.  Raises what the store and the disk raise; then it is tried again."""
-    # Before the manifest: an offer is taken away when what fits of it has been named.
+    """Run one round for one directory; errors of the store and the disk are raised."""
+    # Read this before the manifest: an offer is removed when all fitting segments are installed.
     waiting = store.head(_offer_key(aside)) is not None
     manifest = newest_manifest(store, aside.identity)
     if manifest is None:
@@ -135,7 +136,7 @@ def _offer(
     store: ObjectStore, aside: Aside, memory: Memory, manifest: Manifest, tail: Tail,
     wanted: list[LocalSegment], waiting: bool,
 ) -> Outcome:  # fmt: skip
-    """Offer what lies in open holes, unless that is done, or was done to this owner in vain."""
+    """Offer segments in open holes, unless that is done, or this owner has refused it."""
     offered = manifest.epoch, tuple(one.base_offset for one in wanted)
     if memory.offered != offered:
         memory.offered, memory.offer_count = offered, 0
@@ -143,7 +144,7 @@ def _offer(
         return Outcome("offered")
     elif memory.offer_count >= OFFERS_MAX:
         return _refused(memory, wanted)
-    else:  # taken away, and not all of it was named: perhaps an object was not what it is here
+    else:  # removed, and not all of it was installed: perhaps an object differed from the file here
         memory.entries.clear()
     entries = _uploaded(store, aside, manifest, tail, wanted, memory)
     rows = [tuple(entry) for entry in entries]

@@ -1,10 +1,11 @@
 """The mover's threads: deferrable work gets the processor time that publishing and reading leave.
 
-Uploads that leave the host to publishing: danube.core.partition.pace, kept by threads and told by Linux.
+Uploads yield to publishing: danube.core.partition.pace decides by figures of Linux, and the threads keep to
+it.
 
-One loop watches (``watch``); the threads of uploads call what ``rests`` gave them between two
-pieces of work and are held there for as long as the pace says.  Where Linux does not tell how long a process
-waited (/proc/PID/schedstat), nothing is held.
+One loop measures (``watch``). The threads of uploads call a function from ``rests`` between two pieces of
+work; it blocks as long as the pace requires.  If Linux does not show how long a process waited
+(/proc/PID/schedstat), no thread is held.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _ID_END: Final = 1 << 64
 
 
 def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
-    """The operation of a cluster's broker, or what ``alone`` gives for one without a cluster."""
+    """Return the operation of a cluster's broker, or without a cluster the result of ``alone``."""
 
     def either(operations: Operations, args: Args, answer: Answer) -> None:
         operations.refresh()
@@ -140,7 +140,7 @@ def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
         raise alone.nowhere_to_go()
     broker = _broker(state, args)
     if not any(one.broker_id != broker.broker_id for one in others):
-        raise WrongState("no other broker is active", why="nobody could take over", hint="activate one")
+        raise WrongState("no other broker is active", why="no broker could take over", hint="activate one")
     include, exclude = texts(args, "namespaces_include"), texts(args, "namespaces_exclude")
     rows, stays = _movable(_outlook(state), broker.broker_id, include, exclude)
     answered = {
@@ -158,7 +158,10 @@ def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
-    """A dead broker comes back no more.  What only its disk holds is lost then, which has to be accepted."""
+    """Remove a dead broker.
+
+    Records that are only on its disk are then lost, which the caller must accept.
+    """
     state = operations.state
     broker = _broker(state, args)
     if broker.alive:

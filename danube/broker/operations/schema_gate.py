@@ -1,10 +1,10 @@
 """The gate that records pass when their topic has a schema: the named schema, and the payloads.
 
-``none`` looks at nothing.  ``enforce`` refuses a batch whose schema id is missing, unknown or another
-subject's, whose version is not there, or (where the topic asks for it) one of whose payloads does not
-keep to the version that the batch names, the latest where it names none.  ``warn`` finds the same, counts
-it, tells it once a second, and lets everything through.  On a compacted topic a tombstone (a key with an
-empty payload) keeps to every schema, and a batch of nothing else need not name one.
+``none`` checks nothing.  ``enforce`` refuses a batch whose schema id is missing, unknown or of another
+subject, or whose version does not exist.  If the topic validates payloads, it also refuses a batch with a
+payload that does not fit its schema version (the latest, if the batch names none). ``warn`` makes the same
+checks, counts failures, logs once a second, and refuses nothing.  On a compacted topic a tombstone (a key
+with an empty payload) fits every schema, and a batch of tombstones need not name one.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class _Registration:
         self._attempt_count = 0
 
     def attempt(self) -> None:
-        """Examine the definition against the subject as it is; raises what refuses it at once."""
+        """Check the definition against the current subject; raises the error that refuses it at once."""
         operations, asked = self._operations, self._asked
         self._attempt_count += 1
         operations.refresh()

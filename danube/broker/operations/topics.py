@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def policy_for(default: TopicPolicy, reliable: bool | None, durability: str) -> TopicPolicy:
-    """The default policy with a mode and level; what is not given follows from what is."""
+    """Return the default policy with a mode and level; a missing one follows from the other."""
     level = durability
     if reliable is None:
         reliable = default.reliable if not level else level != "memory"

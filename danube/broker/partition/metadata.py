@@ -1,4 +1,4 @@
-"""Metadata as the owner of partitions uses it: what the owner reads, and what it proposes."""
+"""Metadata for the owner of partitions: reads and proposals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OwnerMetadata:
         return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
 
     def freshen(self) -> None:
-        """Read what others committed, where they may have."""
+        """Read what other workers committed, if they may have committed anything."""
         if self._log.changed:
             self.read()
         self.fresh = True
@@ -49,9 +49,9 @@ class OwnerMetadata:
     def after_operation(
         self, record: TopicRecord, index: int, request: Admin, failure: FailurePolicy | None
     ) -> None:
-        """Let the topic's other partitions and the next start know what an operation changed here.
+        """Publish the changes of an operation to the topic's other partitions and to the next start.
 
-        ``failure``: the policy that set_failure_policy has left the subscription with.
+        ``failure``: the policy of the subscription after set_failure_policy.
         """
         name = request.args.get("subscription", "")
         command: ForgetSubscription | SetSubscriptionSettings

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from danube.wal.segments.stored_segment import StoredSegment
 
 _log = telemetry.events("tier")
-WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole with their footer
+WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole, with their footer
 SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
 NO_COMPACTION: Final = (False, 0)  # what the mover takes for granted: whether, age of tombstones in ms
 AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
@@ -60,7 +60,7 @@ class PartitionTier:
         self.hosted = hosted
         self.identity = LogIdentity(hosted.topic_id, hosted.index)
         self.manifest: Manifest | None = None
-        self.known = Ticket()  # done once the mover has told what is in the store
+        self.known = Ticket()  # done when the mover has reported the store's content
         self.error = ""  # why nothing can be uploaded now
         self.confirmed = False  # the mover has read the store: what it says of it is what is there
         self.given_up_end = 0  # holes that begin below are given up by an operator
@@ -73,7 +73,7 @@ class PartitionTier:
         self._cache = cache
         self._told = ""
         self._rolled = NOTHING
-        self._rolled_state: tuple[object, ...] = ()  # what ``_rolled`` was counted in
+        self._rolled_state: tuple[object, ...] = ()  # the unit of ``_rolled``
 
     @property
     def log(self) -> Log:
@@ -114,10 +114,10 @@ class PartitionTier:
     # -- what the mover tells ---------------------------------------------------------------------
 
     def on_state(self, frame: dict[str, Any]) -> bool:
-        """Take the mover's word; True when the manifest is a new one.
+        """Take the mover's state; return True if its manifest is new.
 
-        What it says of another ownership is not about this log: an earlier one's manifest may end before this
-        log begins, and what lies between would be taken for expired.
+        States of another ownership are ignored: an earlier manifest may end before this log begins, and the
+        offsets between would count as expired.
         """
         if frame["epoch"] != self.hosted.core.epoch:
             self.error = frame["error"] or self.error
@@ -222,9 +222,9 @@ class PartitionTier:
         return Chunk(b"", offset, end, (OffsetRange(offset, end),))
 
     def _prove(self, segment: ColdSegment, now_ns: int) -> None:
-        """Ask for the object's header, once for each object; FetchPending until it is there.
+        """Fetch the object's header, once for each object; raises FetchPending until it is there.
 
-        Together with the footer, which every first read needs: nobody waits for two answers.
+        The footer, which every first read needs, is fetched at the same time, so no read waits twice.
         """
         if not segment.unproven:
             return
@@ -264,7 +264,7 @@ class PartitionTier:
     def _read_ahead(
         self, manifest: Manifest, number: int, segment: ColdSegment, span: Missing, now_ns: int
     ) -> None:
-        """Ask for what a reader that goes on will want, in steps worth a request."""
+        """Fetch the bytes that a continuing reader needs next, in steps worth a request."""
         window = min(span.end - span.start, self._cache.bytes_max // AHEAD_SHARE)
         step = min(AHEAD_STEP_BYTES, max(window // 2, 1))
         self._ask_ahead(segment, Missing(span.start, span.start + window), step, now_ns)
@@ -346,9 +346,9 @@ class PartitionTier:
         return [_described(self.identity, manifest.entry(number)) for number in listed]
 
     def pending(self) -> Pending:
-        """Return what lies only on this host as far as it knows: all that no manifest says is in the store.
+        """Return the data that is only on this host: all that no known manifest names.
 
-        The owner counts this and not the mover, which may not run, not know the store, or be behind.
+        The owner counts it, because the mover may not run, not know the store, or be behind.
         """
         log, active = self.log, self.log.active
         end = max(self.uploaded_end, self.trimmed)

@@ -112,10 +112,10 @@ class WorkerContext:
 
 
 class Pulse:
-    """When a process beside the workers last said that it is alive: words of memory shared by a fork.
+    """Heartbeats of a process beside the workers: words of memory shared by a fork.
 
-    Each word has one writer, the process or its supervisor, and whoever was forked later may read.  A
-    restarted process goes on with the same words.
+    Each word has one writer, the process or its supervisor; processes that were forked later may read.  A
+    restarted process continues with the same words.
     """
 
     __slots__ = ("_memory", "_words")

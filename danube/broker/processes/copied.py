@@ -1,11 +1,11 @@
-"""Detection of a data directory that is a copy in its own place: such a one begins a new history.
+"""Detection of a data directory that is a copy in the original's place; it begins a new history.
 
-The file ``place`` holds when it was itself made, as the file system tells it.  A copy of it (``cp``, ``tar``,
-``rsync``) was made at another time and still says the old one.  It is made anew at each start and each stop,
-so that what an older copy is written over says something else, too.  A snapshot of the whole file system
-looks as it did; positions of readers are all that can tell it then.
+The file ``place`` holds its own time of creation by the file system.  A copy (``cp``, ``tar``, ``rsync``) was
+made at another time and still contains the old one.  The file is made anew at each start and each stop, so a
+directory that an older copy overwrites differs, too.  A restored snapshot of the whole file system looks
+unchanged; only positions of readers can show it.
 
-On one host only: what a member of a cluster may give is reserved with the others.
+Only for one host: offsets of a cluster's member are reserved with the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def copied(data_dir: Path) -> bool:
 
 
 def note_place(data_dir: Path) -> None:
-    """Say where and when this is; a full disk leaves what was said before, which is as true."""
+    """Write the current place and time; on a full disk the earlier ones stay, which are still true."""
     path = data_dir / FILE_NAME
     temporary = path.with_name(f"{FILE_NAME}.new")
     try:

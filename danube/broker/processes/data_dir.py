@@ -110,7 +110,7 @@ class DataDir:
             raise StorageFailed(
                 f"{self.path} was deleted or replaced under the running broker",
                 why=str(error),
-                hint="what was in it is lost; start the broker again on the directory it is to use",
+                hint="its content is lost; start the broker again on the directory that it is to use",
             ) from error
 
     def _take_lock(self) -> None:
@@ -136,7 +136,7 @@ class DataDir:
                 pause.select(0.02)
 
     def _check_format(self) -> None:
-        """Write the format of a new directory; refuse a newer one, and what is none."""
+        """Write the format of a new directory; refuse a newer format and an invalid one."""
         path = self.path / FORMAT_NAME
         try:
             text = path.read_text("ascii").strip()
@@ -186,7 +186,7 @@ class DataDir:
             self._store_incarnation(least)
 
     def skip_incarnations(self, count: int) -> int:
-        """Pass over ``count`` numbers that may be in use, or what is left of them; return the last one."""
+        """Skip ``count`` numbers that may be in use, or the remaining ones; return the last one."""
         last = self._stored_incarnation()
         skipped = last + min(count, max(0, _EPOCHS_END - last - 1) // 2)
         self._store_incarnation(skipped)
@@ -218,7 +218,7 @@ class DataDir:
         self._replace(PID_NAME, f"{os.getpid()}\n".encode())
 
     def write_state(self, state: BrokerState) -> None:
-        """Tell `danube status` what runs."""
+        """Write the state for `danube status`."""
         path, content = self.path / STATE_NAME, msgspec.json.encode(state) + b"\n"
         try:
             self._reserve.replace_durably(path, content)

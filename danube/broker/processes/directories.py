@@ -47,7 +47,7 @@ def proof_of_use(data_dir: Path) -> Path | None:
 
 
 def highest_incarnation(data_dir: Path) -> int:
-    """The largest one that stored something in a partition here; what cannot be read says nothing."""
+    """Return the largest incarnation that stored data in a partition here; unreadable files are ignored."""
     epochs = [0]
     for directory in (data_dir / PARTITIONS / name for name in partition_names(data_dir)):
         for name in _names(directory):
@@ -67,7 +67,7 @@ def _epochs_in(directory: Path, name: str) -> list[int]:
             with (directory / name).open("rb") as file:
                 return [read_header(file.read(HEADER_BYTES)).epoch]
     except (OSError, DanubeError):
-        pass  # what is damaged there is told when it is opened
+        pass  # opening reports its damage
     return []
 
 

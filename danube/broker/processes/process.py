@@ -53,7 +53,7 @@ def _become_child(child: Callable[[], int | None], name: str, parent: int) -> No
     """Never returns into the parent's stack."""
     status = EXIT_CRASHED
     try:
-        _die_with(parent)
+        _exit_with_parent(parent)
         _libc.prctl(_SET_NAME, name.encode()[:15], 0, 0, 0)
         status = child() or 0
     except InvariantBroken:
@@ -72,7 +72,7 @@ def _become_child(child: Callable[[], int | None], name: str, parent: int) -> No
         os._exit(status)
 
 
-def _die_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:  # it died before the call above
@@ -132,9 +132,10 @@ def catch_stop_signals(handler: Callable[[int, Any], None]) -> None:
 
 
 def ignore_stop_signals(handler: Callable[[int, Any], None]) -> None:
-    """All is stopped: ignore what ``handler`` was called for.
+    """Ignore the signals of ``handler`` from now on; called when all is stopped.
 
-    The interpreter takes handlers away while it ends; one more signal would then be the end, not exit code 0.
+    The interpreter removes handlers while it exits.  One more signal would then kill the process instead of
+    exit code 0.
     """
     for number in STOP_SIGNALS:
         if signal.getsignal(number) == handler:

@@ -1,16 +1,16 @@
-"""Unbroken time of a broker: since when no unsynced write can have been lost; the file ``host``.
+"""Unbroken time of a broker, in the file ``host``: since when no unsynced write can have been lost.
 
-Bytes that are not synced survive the end of every process, as long as the kernel and the mount that took them
-live.  So the file says where the broker ran: the boot, the file system, the mount and the file itself, which
-a copy does not have.  Where a later start finds another place and no orderly stop, a power cut (or whatever
-else) may have taken records from the ends of logs, and their offsets, which somebody may have seen, must not
-be given again: a partition whose files are all older than that start goes on behind them
+Unsynced bytes survive the end of every process, as long as their kernel and mount live.  So the file states
+where the broker ran: the boot, the file system, the mount and the file itself, which a copy does not have.
+If a later start finds another place and no orderly stop, a power cut or another fault may have removed
+records from the ends of logs.  Consumers may have seen their offsets, so these must not be given again: a
+partition whose files are all older than that start continues behind them
 (:class:`danube.wal.segments.local_holes.OffsetJump`).
 
     {"place": ..., "since": first incarnation of the place, "since_us": ..., "clean": stopped in order}
 
-The file has one size and is overwritten where it lies, so that it takes no room on a full disk.  One that
-cannot be read, or is gone, proves nothing; only at the first start of a directory there need be none.
+The file has a fixed size and is overwritten in place, so that it needs no room on a full disk.  A missing or
+unreadable file proves nothing; only the first start of a directory needs none.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _begin(path: Path, incarnation: int) -> Since:
 
 
 def end(data_dir: Path) -> None:
-    """All processes of the broker have ended: what they wrote goes to the disk, and the stop counts."""
+    """Sync all writes and record an orderly stop; called when all processes of the broker have ended."""
     path = data_dir / FILE_NAME
     known = _read(path)
     if known is None:

@@ -277,7 +277,7 @@ class Router:
                 command, lambda made: answer(self._created(request, made)), lambda made: made
             )
             return
-        record = record or self.operations.state.topic(request.topic)  # which tells what is alike
+        record = record or self.operations.state.topic(request.topic)  # its error names similar topics
         self._check_mode(record, request)
         session.send(wire.result_frame(self._view(record), correlation))
 

@@ -84,7 +84,7 @@ class StagedQuestions:
             epoch=hosted.core.epoch, objects=asked.objects,
         )  # fmt: skip
 
-    def say_again(self) -> None:
+    def resend(self) -> None:
         """A new connection to the mover."""
         for number, asked in self._asked.items():
             self._say(number, asked)
@@ -100,7 +100,7 @@ class StagedQuestions:
             asked.answer(msgspec.msgpack.decode(frame["answers"]))
 
     def tick(self, now_ns: int) -> None:
-        """Give up what has waited long enough."""
+        """End requests that have waited too long."""
         late = [number for number, asked in self._asked.items() if asked.deadline_ns <= now_ns]
         for number in late:
             error = Unavailable("the mover does not answer", why="it is starting, or busy", hint="ask again")
@@ -145,10 +145,9 @@ Connect = Callable[[Callable[[], None], Callable[[Any], None]], Link]
 class Tiers:
     """Made once for each worker; all methods run on its loop.
 
-    ``wake`` looks at a partition's subscriptions, ``roll`` ends its active segment, and
-    ``metadata`` gives the version of the metadata and how to take its snapshot (None: another
-    worker keeps the copies).  ``connect`` makes the link to the mover from what it calls: on a new
-    connection, and with each frame.
+    ``wake`` schedules a partition's subscriptions, ``roll`` ends its active segment, and ``metadata`` gives
+    the version of the metadata and a function for its snapshot (None: another worker keeps the copies).
+    ``connect`` makes the link to the mover; its arguments are called on a new connection and with each frame.
     """
 
     def __init__(
@@ -250,7 +249,7 @@ class Tiers:
             self._send("sealed", hosted.tier)
 
     def give_up(self, tier: HostedTier, end_offset: int) -> None:
-        """An operator's word: what lies in open holes that begin below ``end_offset`` is not waited for."""
+        """Give up, by an operator's request, records in open holes that begin below ``end_offset``."""
         tier.given_up_end = max(tier.given_up_end, end_offset)
         self._send("give_up", tier, end_offset=tier.given_up_end)
 
@@ -296,9 +295,9 @@ class Tiers:
         for topic_id in self._deleted:
             self._say_deleted(topic_id)
         self._metadata_sent = -1
-        self.staged.say_again()
+        self.staged.resend()
         heirs, self._heirs = self._heirs, {}
-        for then in heirs.values():  # what a mover that is gone has done is found by the next attempt
+        for then in heirs.values():  # the next attempt finds the result of a mover that has ended
             then(StoreUnavailable("the partition cannot be taken over yet", why="the mover started again"))
         self.cache.ask_again(clock.monotonic_ns())
 
@@ -357,7 +356,7 @@ class Tiers:
     # -- timers -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Several times a second: what waits in the cache."""
+        """Check waiting reads of the cache; called several times a second."""
         now_ns = clock.monotonic_ns()
         self.cache.tick(now_ns)
         self.staged.tick(now_ns)
@@ -412,7 +411,8 @@ class Tiers:
     def retain(self, hosted: HostedPartition, now_us: int) -> int | None:
         """Delete what has expired in both tiers, evict what may leave; return the new start of the log.
 
-        None, and nothing is done, while no manifest is known: then nobody can say where the log begins.
+        Returns None and deletes nothing while no manifest is known, because then the start of the log is
+        unknown.
         """
         tier = hosted.tier
         if tier is None or hosted.failure is not None:
@@ -438,7 +438,7 @@ class Tiers:
     def _evict(self, tier: HostedTier, now_us: int) -> None:
         manifest = tier.manifest
         if manifest is None or not tier.confirmed or tier.hosted.failure is not None:
-            return  # a copy on this host says what the store had, not what it has
+            return  # a copy on this host shows the former content of the store, not the current one
         end = evictable_end(manifest, tier.log, now_us, self.options.local_retention)
         if not end:
             return

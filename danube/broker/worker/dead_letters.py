@@ -273,7 +273,7 @@ class DeadLetters(RoutedSession):
                     self._fail_waiting(known, str(error))
 
     def worker_restarted(self, worker: int) -> None:
-        """The owner of a dead letter topic is gone: what it did not answer is tried again."""
+        """Retry dead letters without an answer; called when the owner of a dead letter topic has ended."""
         self._worker.router.worker_restarted(self, worker)
         letters, self._letters = self._letters, {}
         for letter in letters.values():

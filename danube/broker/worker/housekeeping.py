@@ -220,10 +220,10 @@ class Housekeeping:
         return found
 
     def _remove_deleted(self, directories: list[tuple[int, Path]]) -> None:
-        """Remove the directories of deleted topics.  In a cluster only when the copy of the metadata is
-        whole.
+        """Remove the directories of deleted topics.
 
-        A power cut may have cut the end of the copy, and with it a topic whose records are on the disk.
+        In a cluster this waits until the copy of the metadata is whole.  A power cut may have cut the end of
+        the copy, and with it a topic whose records are on the disk.
         """
         worker = self._worker
         if not directories or self._stopped:

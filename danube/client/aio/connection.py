@@ -1,7 +1,7 @@
 """The asyncio shell: moves bytes between a socket and the session, and keeps a connection up.
 
-One receive buffer for the life of the connection; frames are read where they lie in it and what is
-kept is copied out once.  Output is gathered for a turn of the loop and written with one call.
+There is one receive buffer for the life of the connection.  Frames are read in place, and kept bytes are
+copied out once.  Output is gathered for a turn of the loop and written with one call.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Link(asyncio.BufferedProtocol):
             wakeups.run()
 
     def _keep_rest(self) -> None:
-        """Have room for what comes next, behind the part of a frame that is here already."""
+        """Make room for more bytes, behind the received part of a frame."""
         wanted = self._session.wanted
         if self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES:
             self._resize(max(wanted, RECEIVE_BUFFER_BYTES))
@@ -92,7 +92,7 @@ class Link(asyncio.BufferedProtocol):
         self._start, self._end = 0, len(rest)
 
     def abort(self, error: DanubeError) -> None:
-        """Drop the connection because of what the broker sent."""
+        """Drop the connection because the broker sent invalid bytes."""
         self._reason = error
         if self.transport is not None:
             self.transport.abort()
@@ -118,7 +118,7 @@ class Link(asyncio.BufferedProtocol):
             self.lost.set_result(None)
 
     def _read_unread(self) -> None:
-        """Take what the broker sent before it closed the connection: a write that failed came first."""
+        """Read the bytes that the broker sent before it closed; called after a failed write."""
         data = unread(self.socket.fileno(), len(self._buffer) - self._end)
         if data:
             self._view[self._end : self._end + len(data)] = data
@@ -170,7 +170,7 @@ class Connection:
         session.when_forked = self._let_go
 
     async def open(self) -> None:
-        """Connect once, or raise what went wrong at the last address."""
+        """Connect once, or raise the error of the last address."""
         await self._connect()
         self._keep_by(self._keep(), self._end)
         brokers = self.session.brokers
@@ -229,7 +229,7 @@ class Connection:
         return ConnectionFailed("the connection is closed")
 
     def _let_go(self) -> None:
-        """In the child of a fork: forget the socket, which is the parent's, and what keeps it."""
+        """In the child of a fork: drop the socket, which is the parent's, and its references."""
         link, self._link = self._link, None
         if link is not None:
             link.let_go()
@@ -239,7 +239,7 @@ class Connection:
         self._owners = {}
 
     async def close(self) -> None:
-        """Write what is queued, as far as the broker takes it at once, and close the socket."""
+        """Write queued bytes, as far as the broker takes them at once, and close the socket."""
         owners = list(self._owners.values())
         self.leave()
         for owner in owners:
@@ -458,4 +458,4 @@ async def _drive(plan: Plan[T], wait: Callable[[Reply], Any]) -> T:
             except Exception as caught:
                 error = caught
     finally:
-        plan.close()  # when the task was cancelled, what the plan opened is closed now
+        plan.close()  # after a cancelled task close the handles that the plan opened

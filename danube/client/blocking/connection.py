@@ -52,7 +52,7 @@ class BlockingLink:
     # -- dialling -------------------------------------------------------------------------------
 
     def connect(self, address: Address, timeout_s: float) -> None:
-        """Open a socket and greet; the answer comes with what is read."""
+        """Open a socket and send HELLO; read() handles the answer."""
         sock = None
         try:
             sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
@@ -115,7 +115,7 @@ class BlockingLink:
     # -- reading --------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Take what the socket has."""
+        """Read the available bytes of the socket."""
         sock = self.socket
         if sock is None:
             return
@@ -125,7 +125,7 @@ class BlockingLink:
             return
         except OSError as error:
             self._received(0, str(error))
-        except BaseException:  # a signal's: it is unknown what was taken
+        except BaseException:  # raised by a signal handler: the state of the read is unknown
             self.drop(_cut_short())
             raise
 
@@ -229,7 +229,7 @@ class BlockingConnection:
         session.brokers.drop = self._drop_owner
 
     def open(self) -> None:
-        """Connect once, or raise what went wrong at the last address."""
+        """Connect once, or raise the error of the last address."""
         with self.lock:
             self._connect()
             self._attendance.start(self)
@@ -359,7 +359,7 @@ class BlockingConnection:
         return wait_s
 
     def _begin_turn(self, wait_s: float) -> tuple[dict[int, tuple[BlockingLink, Any]], float]:
-        """Dial what is due; return the sockets to watch by their descriptors, and for how long."""
+        """Dial due addresses; return the sockets to watch by their descriptors, and the time to wait."""
         wait_s = self._until_timer_s(wait_s)
         if self._to_dial:
             self._dial_owner()

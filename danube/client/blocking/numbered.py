@@ -218,7 +218,7 @@ class NumberedProducer:
             raise self._failure.with_traceback(None)
 
     def flush(self) -> None:
-        """Wait until every record that was sent or found stored is acknowledged; raise what failed."""
+        """Wait until every record that was sent or found stored is acknowledged; raise the first failure."""
         connection = self._client._live
         with connection.lock:
             emptied = all_settled([one for part in self._open.values() for one in part.unanswered()])

@@ -8,8 +8,8 @@ import msgspec
 class Ack(msgspec.Struct, frozen=True):
     """The broker's answer to one batch, or to one record of it.
 
-    ``durability`` says what the answer means: ``memory`` (accepted), ``written`` (survives any
-    crash of processes) or ``fsync`` (survives a power cut).
+    ``durability`` is the level that was reached: ``memory`` (accepted), ``written`` (survives any crash of
+    processes) or ``fsync`` (survives a power cut).
     """
 
     offset: int  # of the first record

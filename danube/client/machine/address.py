@@ -1,8 +1,8 @@
 """The client's URL: ``danube://host:port[,host:port]``.
 
-Also for both shells: how long to wait for a socket, and errors that say what to do.
+Both shells also use its timeouts for sockets, and its errors with hints.
 
-The child of a fork shares its parent's connections: how it lets go of a socket without a word.
+The child of a fork shares its parent's connections: it drops a socket without sending anything.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def greeting_s(silence_ns: int, connect_timeout_s: float) -> float:
 
 
 def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:
-    """Describe a failed connection to ``address``: what went wrong, why, and what to do."""
+    """Return the error of a failed connection to ``address``: the failure, its cause and a hint."""
     if isinstance(error, ConnectionRefusedError):
         why, hint = "nothing listens there", "start a broker with `danube start`, or check host and port"
     elif isinstance(error, socket.gaierror):
@@ -119,8 +119,7 @@ def refuse_http2(first: memoryview) -> None:
 
 
 def let_go(descriptor: int) -> None:
-    """Replace the parent's socket by a dead one under the same number, so that only the parent has the
-    connection.
+    """Replace the parent's socket by a dead one of the same number; the connection is the parent's.
 
     The number stays in use, because an event loop and a socket object may still hold it and would close its
     next user.  Neither shutdown() nor a selector may be called: the connection and the epoll set are shared

@@ -172,7 +172,7 @@ class PartitionProducer:
             self._queue.append(outgoing)
 
     def transmit(self) -> None:
-        """Send what the window and the connection's publish credit allow."""
+        """Send as many batches as the window and the connection's publish credit allow."""
         queue = self._queue
         while queue and self._goes_out(queue[0]):
             queue.popleft()
@@ -440,7 +440,7 @@ class PartitionProducer:
     # -- ending ---------------------------------------------------------------------------------
 
     def close(self) -> Reply:
-        """Close the handle; what is still queued fails.  Flush first."""
+        """Close the handle; queued batches fail, so flush first."""
         if self._state in (State.CLOSED, State.FAILED):
             return settled_reply()
         opened = self._state in (State.OPEN, State.SETTLING)
@@ -486,7 +486,7 @@ class PartitionProducer:
         return error
 
     def _expire(self) -> None:
-        """Fail what took too long.  A batch that was sent keeps its place, so the numbers stay whole."""
+        """Fail batches that took too long.  A sent batch keeps its number, so the numbers stay contiguous."""
         self._expiry = None
         now_ns = self.session.now_ns()
         for outgoing in [*self._unacked, *self._queue]:

@@ -54,7 +54,7 @@ class Timers:
         return timer
 
     def on_time(self) -> None:
-        """Run what is due."""
+        """Run due timers."""
         now_ns = self.now_ns()
         while self._timers and self._timers[0][0] <= now_ns:
             timer = heapq.heappop(self._timers)[2]

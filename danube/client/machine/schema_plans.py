@@ -1,4 +1,4 @@
-"""The schema registry as plans that both shells run, and what the broker answers, as structs."""
+"""The schema registry as plans that both shells run, and the broker's answers as structs."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class SchemaDiff(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     old: int
     new: int
-    backward: list[Violation] = []  # why the newer version cannot read what the older one wrote
-    forward: list[Violation] = []  # why the older version cannot read what the newer one writes
+    backward: list[Violation] = []  # why the newer version cannot read records of the older one
+    forward: list[Violation] = []  # why the older version cannot read records of the newer one
 
 
 class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Acknowledgements that were sent and that the broker may not have stored.
 
-Records that this client acked a moment ago, so that a redelivery which crossed the ack is not handed out.
+It also keeps records that this client acked recently, so that a redelivery which crossed the ack is dropped.
 
-The broker sends a record again when its ack comes late, or was lost with a connection.  Both copies may be
-here: the ack of the first one then answers for the second.  Only a moment is kept, and nothing beyond a seek:
-somebody wants to see those records again.
+The broker sends a record again if its ack comes late or was lost with a connection.  Both copies may be here:
+the ack of the first one then counts for the second.  Such records are kept for a short time, and dropped at a
+seek, because the application wants those records again.
 """
 
 from __future__ import annotations

@@ -342,12 +342,12 @@ class Session(Timers):
         self.failure = error
         self.ready = self._open = False
         self._output.clear()
-        for tell in self._last_words():
+        for tell in self._failure_callbacks():
             tell(error)
         if self.brokers.home is self:
             self.brokers.fail(error)
 
-    def _last_words(self) -> list[Callable[[DanubeError], None]]:
+    def _failure_callbacks(self) -> list[Callable[[DanubeError], None]]:
         """Return the parts to inform that no connection follows; each of them ends by itself."""
         requests = [one for one in self._awaited.values() if isinstance(one, Request)]
         requests += self._waiting
@@ -362,7 +362,7 @@ class Session(Timers):
         self.failure = self.failure or error
         self.ready = self._open = False
         self._output, self._dirty = [], {}
-        for tell in self._last_words():
+        for tell in self._failure_callbacks():
             try:
                 tell(error)
             except RuntimeError:  # the caller's loop is closed, or of another thread

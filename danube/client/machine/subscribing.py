@@ -173,7 +173,7 @@ class PartitionConsumer:
         return rest
 
     def asked_for_more(self) -> None:
-        """The application has handled what it was handed: its credit goes back."""
+        """Return the credit of handled records; called when the application requests more."""
         handed, self._handed_records = self._handed_records, 0
         if handed:
             self._taken_records += handed + self._window.handled(handed, self.session.now_ns())
@@ -273,7 +273,7 @@ class PartitionConsumer:
         self._dirty = True
 
     def _merge(self) -> None:
-        """Fold what is pending into few ranges; while disconnected they are all that is kept."""
+        """Merge pending acks into few ranges; while disconnected only these are kept."""
         ranges = self._acked_ranges
         if self._acked:
             ranges += ranges_of(np.array(self._acked, np.int64))
@@ -520,7 +520,7 @@ class PartitionConsumer:
     # -- ending ---------------------------------------------------------------------------------
 
     def close(self, timeout_ns: int = CLOSE_TIMEOUT_NS) -> Reply:
-        """Send what is pending, then unsubscribe; settles when the broker has applied every ack.
+        """Send pending acks, then unsubscribe; the future settles when the broker has applied every ack.
 
         Without a connection it waits for one if acks are pending, else the consumer is gone already.
         """

@@ -43,7 +43,7 @@ class Inbox(Generic[M, B]):
         self._message_cls = message_cls
         self._batch_cls = batch_cls
         self._current: PartitionConsumer | None = None
-        self._handed: list[PartitionConsumer] = []  # partitions of what the application has
+        self._handed: list[PartitionConsumer] = []  # partitions of records at the application
         self._ready: deque[PartitionConsumer] = deque()
         self._ready_since_ns: dict[PartitionConsumer, int] = {}
         self._rest: dict[PartitionConsumer, Part] = {}
@@ -108,7 +108,7 @@ class Inbox(Generic[M, B]):
         return error
 
     def check(self) -> None:
-        """Raise what ended the consumer."""
+        """Raise the error that ended the consumer."""
         if self.closed:
             raise ClosedError("the consumer is closed")
         for partition in self.partitions:
@@ -158,7 +158,7 @@ class Inbox(Generic[M, B]):
     # -- batches --------------------------------------------------------------------------------
 
     def begin_batches(self, records_max: int | None) -> None:
-        """Go over to batches: what is left of ``messages`` comes first."""
+        """Change to batches: the rest of ``messages`` comes first."""
         self._set_current_aside()
         if records_max is not None:
             for partition in self.partitions:

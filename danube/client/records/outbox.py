@@ -74,9 +74,9 @@ def _places(start: int, stop: int, chosen: list[int] | None) -> Sequence[int]:
 def acks_of(sent: list[Part], refused: DanubeError | None = None) -> list[Ack]:
     """Return the Acks of a send_many whose batches are all settled, or raise its first error.
 
-    ``refused`` ended the call before all of its records were sent.  The error's facts say what is stored for
-    certain: ``acks``, and in ``places`` the places in the call of each one's records.  ``index``, where there
-    is one, is the place in the call of the record at fault.
+    ``refused`` ended the call before all of its records were sent.  The error's facts name the stored
+    records: ``acks``, and in ``places`` the indexes in the call of each ack's records.  ``index``, if any, is
+    that of the record at fault.
     """
     failed = next((part for part in sent if part.outgoing.error is not None), None)
     if failed is not None:
@@ -97,7 +97,7 @@ def acks_of(sent: list[Part], refused: DanubeError | None = None) -> list[Ack]:
 
 
 class Outbox:
-    """All that one producer has not had answered yet, bounded by ``in_flight_bytes_max``."""
+    """Unanswered records of one producer, bounded by ``in_flight_bytes_max``."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Outbox:
         return group
 
     def check(self) -> None:
-        """Raise what ended the producer."""
+        """Raise the error that ended the producer."""
         for partition in self.partitions:
             if partition.failure is not None:
                 raise partition.failure.with_traceback(None)
@@ -296,7 +296,7 @@ class Outbox:
         return group
 
     def flush_group(self) -> None:
-        """Send what was gathered."""
+        """Send gathered records."""
         group = self._take_group()
         if group is None:
             return
@@ -502,13 +502,13 @@ class Outbox:
         return self.in_flight_batches + (self.group is not None)
 
     def close(self) -> list[Reply]:
-        """Close the partitions; what is not answered fails."""
+        """Close the partitions; unanswered records fail."""
         self.closed = True
         self.flush_group()
         return [partition.close() for partition in self.partitions]
 
     def disown(self) -> None:
-        """In the child of a fork: what was gathered is the parent's to send."""
+        """In the child of a fork: drop gathered records, which the parent sends."""
         self.closed = True
         self._unreported = []
         group, self.group = self.group, None

@@ -61,7 +61,7 @@ def bind_producer(session: Session, schema: Schema[Any], topic: str) -> Plan[Bou
 
 
 def _same_definition(registry: SchemaPlans, subject: str, codec: Codec) -> Plan[SchemaVersion]:
-    """The newest version that says what the codec says."""
+    """Return the newest version with the codec's definition."""
     listed = yield from registry.versions(subject)
     for one in sorted(listed, key=lambda listed: -listed.version):
         if one.schema_type != codec.schema_type:
@@ -136,9 +136,9 @@ class Decoding:
             self._decode_by_version[key] = answer
 
     def value(self, payload: bytes, offset: int, batch: ReceivedBatch, index: int, topic: str) -> Any:
-        """The value of record ``index`` of the batch; None for a tombstone, whatever its schema is.
+        """Return the value of record ``index`` of the batch; None for a tombstone of any schema.
 
-        Raises PayloadInvalid, or what hindered asking for its version.
+        Raises PayloadInvalid, or the error of fetching its version.
         """
         if not payload and batch.tombstone(index):
             return None

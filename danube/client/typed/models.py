@@ -93,8 +93,8 @@ class Schema(Generic[T]):
 class Codec:
     """Values to payloads and back.
 
-    ``decoder`` gives the function for one version, which is only asked for (``needs_version``) where the
-    payload cannot be read without the definition it was written with.
+    ``decoder`` gives the function for one version.  The version is fetched only if the payload cannot be read
+    without its writer's definition (``needs_version``).
     """
 
     schema_type: str
@@ -251,7 +251,7 @@ def _check_instance(value: Any, model: type[Any]) -> None:
 
 
 def _avro_codec(definition: bytes) -> Codec:
-    """Bare datums: what the schema says and nothing around it."""
+    """Return the codec of bare datums, without a container."""
     import fastavro
 
     own = _avro_schema(definition)

@@ -1,8 +1,8 @@
-"""The text of a ``.proto`` file from its descriptor: what a registry stores of a generated message class.
+"""The text of a ``.proto`` file from its descriptor; a registry stores it for a generated message class.
 
 Works on a ``FileDescriptorProto`` without importing protobuf; numbers of types and labels are those of
-descriptor.proto.  The file's own messages and enums are written; what it imports must be google's
-well-known types, which every compiler brings along.
+descriptor.proto.  The file's own messages and enums are written.  Imports must be google's well-known types,
+which every compiler includes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENUM_NUMBER_MAX = 2**31 - 1
 def file_text(file: Any, first: str) -> str:
     """The definition with the message ``first`` (a name without its package) before all others.
 
-    Raises SchemaInvalid for what cannot be told in one text: other imports, groups, extensions, editions.
+    Raises SchemaInvalid if one text cannot express it: other imports, groups, extensions, editions.
     """
     _check(file)
     proto3 = file.syntax == "proto3"

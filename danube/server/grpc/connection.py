@@ -176,7 +176,7 @@ class GrpcConnection(GrpcSocket):
         self.has_output()
 
     def _assemble(self, pending: _Pending, stream: Stream, data: memoryview, ended: bool) -> None:
-        """Bytes of a message that comes in pieces, or that is not what it should be."""
+        """Take bytes of a message that comes in pieces, or that is malformed."""
         assembler = pending.assembler
         before = assembler.held_bytes
         messages = assembler.take(data, ended)

@@ -200,7 +200,7 @@ class GrpcDoor:
             connection.close()
 
     def abort_all(self) -> None:
-        """Drop every connection, with what it was to be sent."""
+        """Drop every connection with its unsent output."""
         self._dirty.clear()
         for connection in list(self.connections):
             connection.abort()

@@ -132,7 +132,7 @@ def _admin_methods(broker: BrokerCalls) -> dict[str, Method]:
 
 
 def _add_common(methods: dict[str, Method], broker: BrokerCalls) -> None:
-    """Health and reflection, which know what is served on their port."""
+    """Add health and reflection, which list the services of their port."""
     names = [*services_in(methods), "grpc.health.v1.Health"]
     methods.update(methods_of(_services(health_pb2)["Health"], Health(broker, names)))
     for module in (reflection_v1_pb2, reflection_v1alpha_pb2):

@@ -1,8 +1,8 @@
 """Placing of a gRPC connection: it goes to the owner of the partition that its first call names.
 
-Until that call is whole, nothing but SETTINGS and PING was answered, so what the client has of this
-connection follows from the bytes it sent.  They go along with the socket; the machine of the other worker
-takes them anew and leaves out as much of its output as was sent.
+Until that call is complete, only SETTINGS and PING were answered, so the state of the connection follows from
+the received bytes.  These bytes are passed with the socket.  The machine of the other worker processes them
+again and skips the part of its output that was sent already.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 # A call that crosses rings takes about twice the processor time of one that does not, so drawing clients to
 # an owner pays until it serves twice as many as others.
 SHARES_MAX: Final = 2
-# Before any call.  The other worker takes at once what came over time, and must not find it a flood: of so
-# many bytes the dearest frames cost a fourth of what a peer may ask for (core/http2/floods.py).
+# Before any call.  The other worker processes these bytes at once although they came over time, and must not
+# count them as a flood.  The most costly frames of so many bytes use a fourth of a peer's allowance
+# (core/http2/sending.py).
 GREETING_BYTES_MAX: Final = 4 * 1024
 
 _TOPICS: Final[dict[str, Callable[[Any], str]]] = {
@@ -58,7 +59,7 @@ class Unplaced:
         self.received = bytearray()
         self.sent_bytes = 0
         self.calls: list[HeldCall] = []
-        self.deferred = False  # until the kernel has what was sent
+        self.deferred = False  # until the kernel has taken the output
 
     def decided(self, begun: bool) -> bool:
         """Whether its first call is here (``begun``: a part of it), or too much to go along with a socket."""

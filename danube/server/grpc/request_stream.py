@@ -19,7 +19,7 @@ _ERRORS: Final[dict[str, type[DanubeError]]] = {
 
 
 def check_framing(assembler: MessageAssembler) -> None:
-    """Raise what the assembler found wrong with the framing of a call's messages."""
+    """Raise the assembler's error in the framing of a call's messages."""
     if assembler.status:
         raise _ERRORS.get(assembler.status, InvalidArgument)(assembler.problem)
 

@@ -62,7 +62,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._rest = b""  # the beginning of a frame
         self._dirty = False
         self._give_up_ns = NEVER_NS
-        self._refused = False  # it broke the protocol and was told; what it still sends is not read
+        self._refused = False  # the peer broke the protocol and got an error; its further bytes are not read
         self._unplaced = Unplaced() if door.placing is not None else None
         self._arrived = b""  # read by the worker that passed it on
         self._sent_bytes = 0  # by that one, and still to be left out
@@ -95,7 +95,10 @@ class GrpcSocket(asyncio.BufferedProtocol):
             self.buffer_updated(len(arrived))
 
     def arrive(self, received: bytes, sent_bytes: int) -> None:
-        """Take all that another worker has received, anew; of what it says to it ``sent_bytes`` were sent."""
+        """Process again all bytes that another worker received.
+
+        ``sent_bytes`` of the output were sent already.
+        """
         self._unplaced = None
         self._arrived, self._sent_bytes = received, sent_bytes
 
@@ -106,7 +109,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._door.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """All connections are read into one buffer; what is told of its bytes keeps copies of them."""
+        """Return the buffer, which all connections share; callees copy the bytes that they keep."""
         rest, buffer = self._rest, self._door.scratch
         if rest:
             buffer[: len(rest)] = rest
@@ -132,7 +135,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
             self._door.turns.schedule_turn(self)  # with several calls it is not alone
 
     def _place(self, unplaced: Unplaced) -> None:
-        """Leave to the worker that the first call is for, or stay for good and begin what was held."""
+        """Pass the connection to the worker of the first call, or keep it for good and process held bytes."""
         door, transport = self._door, self._transport
         if transport is None or self._unplaced is not unplaced:
             return
@@ -216,7 +219,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
     def _end_output(self, transport: asyncio.Transport) -> None:
         self._give_up_ns = clock.monotonic_ns() + LAST_WORDS_NS_MAX
         if transport.can_write_eof():
-            # Not at once: uvloop hands over what was written at the end of this turn of the loop.
+            # Not at once: uvloop writes output at the end of this turn of the loop.
             asyncio.get_running_loop().call_later(LAST_WRITE_S, _write_eof, transport)
         else:
             transport.close()
@@ -228,7 +231,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
             return
         self._http2.tick(now_ns)
         if self._http2.output or self._http2.failed:
-            self._unplaced = None  # what is said because of the time does not follow from what was received
+            self._unplaced = None  # output that depends on the time does not follow from received bytes
             self.has_output()
 
     def go_away(self) -> None:

@@ -27,7 +27,7 @@ def trailers_of(error: BaseException) -> bytes:
 
 
 def sentence(error: DanubeError) -> str:
-    """Put an error into one line: what happened, why, and what to do."""
+    """Put an error into one line: the failure, its cause and the hint."""
     text = f"{error} ({error.hint})" if error.hint else str(error)
     return text[:MESSAGE_CHARACTERS_MAX]
 

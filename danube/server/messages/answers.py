@@ -10,7 +10,7 @@ from danube.server.messages.stream_messages import varint
 if TYPE_CHECKING:
     from danube.core.http2.streams import Stream
 
-# What stands before a request id of so many bytes: gRPC's five bytes, and the tag of field 1.
+# Bytes before a request id of this length: gRPC's five bytes and the tag of field 1.
 _HEADS = tuple(bytes((0, 0, 0, 0, size + 1, 8)) for size in range(11))
 _SMALL = (b"\0\0\0\0\0", *(_HEADS[1] + bytes((number,)) for number in range(1, 128)))
 

@@ -94,7 +94,7 @@ class GrpcConsumer:
         self.credit_bytes_max = CREDIT_BYTES
 
     def delivered(self, batches: bytes | memoryview) -> None:
-        """Send what the owner delivered; batches are whole and lie back to back."""
+        """Send delivered batches, which are whole and lie back to back."""
         stream = self.stream
         if stream is None:
             return
@@ -185,7 +185,10 @@ class Consuming:
         return list(self._by_connection.get(connection, ()))
 
     async def receive(self, consumer_id: int, connection: Streaming, stream: Stream) -> None:
-        """Start the stream of a consumer; an older stream of it ends, and what that held comes again."""
+        """Start the stream of a consumer.
+
+        Its older stream ends, and the records of that one are redelivered.
+        """
         consumer = self._by_id.get(consumer_id)
         if consumer is None or consumer.connection is not connection or consumer.stream is not None:
             identity = consumer.identity if consumer is not None else self._known.find(consumer_id)
@@ -219,7 +222,10 @@ class Consuming:
             self._session.send_frame(bytearray(wire.credit_frame(consumer.handle, records, size_bytes)))
 
     def leave(self, consumer: GrpcConsumer) -> None:
-        """The client dropped the stream or the connection: what it held is delivered again."""
+        """Close the handle after the client dropped the stream or the connection.
+
+        Its records are redelivered.
+        """
         consumer.stream = None
         self._forget(consumer)
 
@@ -233,7 +239,10 @@ class Consuming:
             self.leave(consumer)
 
     def closed(self, consumer: GrpcConsumer, error: DanubeError) -> None:
-        """The owner ended it.  A taken-over stream ends well; all others say what happened."""
+        """End the stream after the owner closed the handle.
+
+        There is no error if another stream took over; otherwise the reason is sent.
+        """
         consumer.handle = 0
         self._forget(consumer)
         self._end(consumer, None if isinstance(error, Fenced) else error)

@@ -140,7 +140,7 @@ class Publishing:
         self._metadata_version = metadata_version
         self._targets: dict[tuple[str, str], Target] = {}
         self._by_id: dict[int, Target] = {}
-        self._by_user: dict[Any, set[Target]] = {}  # connection -> what it created
+        self._by_user: dict[Any, set[Target]] = {}  # connection -> its producers
         self.dirty: dict[Target, None] = {}
         self.calls: list[Call] = []  # of this turn, not read yet
         self._datas: list[bytes] = []  # and their messages
@@ -264,14 +264,14 @@ class Publishing:
         self._session.request(Kind.OPEN_PRODUCER, body, handle, opened)
 
     def _close(self, target: Target) -> None:
-        """Close the handle; what is in flight is still answered."""
+        """Close the handle; messages in flight are still answered."""
         handle, target.handle = target.handle, 0
         if handle:
             self._session.drop_handle(handle)
             self._session.request(Kind.CLOSE_PRODUCER, None, handle, lambda frame, data: None)
 
     def closed(self, target: Target, error: DanubeError) -> None:
-        """The owner closed the handle: what was in flight may or may not be stored."""
+        """Fail messages in flight after the owner closed the handle; they may or may not be stored."""
         target.handle = 0
         groups, target.in_flight = target.in_flight, {}
         for group in groups.values():
@@ -292,7 +292,7 @@ class Publishing:
         self._datas.append(data)
 
     def _read(self) -> None:
-        """Put what this turn brought into groups."""
+        """Put the messages of this turn into groups."""
         calls, self.calls = self.calls, []
         datas, self._datas = self._datas, []
         lots = read_together(datas) if len(datas) >= FEW else None

@@ -74,7 +74,10 @@ def parsed(data: bytes) -> StreamMessage:
 
 
 def envelope_of(message: StreamMessage, place: MsgID) -> Envelope:
-    """Return what a message shares with its batch, beside the producer; ``place`` is its msg_id."""
+    """Return the fields that a message shares with its batch, beside the producer.
+
+    ``place`` is its msg_id.
+    """
     return (
         place.broker_addr,
         message.schema_id if message.HasField("schema_id") else None,
@@ -180,8 +183,8 @@ def encode_messages(
     apart from an empty one.  The names and the schema come from the caller because all messages
     share them.
 
-    Raises InvalidArgument for a time beyond PUBLISH_TIME_MS_MAX, and what encode() raises; facts
-    hold the message's index.
+    Raises InvalidArgument for a time beyond PUBLISH_TIME_MS_MAX, and errors of encode(); facts hold the
+    message's index.
     """
     if isinstance(messages, MessageColumns):
         return _encode_columns(messages, producer_name, origin, schema_id, schema_version)

@@ -53,7 +53,7 @@ class BrokerSession(RoutedSession):
     # -- requests ---------------------------------------------------------------------------------
 
     def request(self, kind: Kind, body: Any, handle: int, answer: Answer) -> None:
-        """Send one request frame; ``answer`` gets what comes back."""
+        """Send one request frame; ``answer`` gets the reply."""
         correlation = self.expect(answer)
         self.send_frame(bytearray(wire.control_frame(kind, body, correlation, handle)))
 
@@ -68,7 +68,7 @@ class BrokerSession(RoutedSession):
     def send_frame(self, frame: bytearray) -> None:
         """Route one whole frame, whose memory is this session's until the end of the turn.
 
-        What a full ring refuses is kept and offered again each turn, in order.
+        Frames that a full ring refuses are kept and offered again each turn, in order.
         """
         if self.held or not self._route(frame):
             self._hold(frame)
@@ -105,7 +105,7 @@ class BrokerSession(RoutedSession):
         return True
 
     def offer_held(self) -> bool:
-        """Offer again what full rings refused; True when something is still refused."""
+        """Offer refused frames to the rings again; return True if some are still refused."""
         while self.held:
             if not self._route(self.held[0]):
                 return True
@@ -149,7 +149,7 @@ class BrokerSession(RoutedSession):
         return self._handle
 
     def drop_handle(self, handle: int) -> None:
-        """Forget a handle; what still arrives for it is ignored."""
+        """Drop a handle; frames that still arrive for it are ignored."""
         self._handles.pop(handle, None)
 
     def worker_restarted(self, worker: int) -> None:

@@ -48,7 +48,7 @@ class Settling:
         self.pending: dict[tuple[str, str], _Pending] = {}
 
     def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
-        """Take one Ack call; raises InvalidArgument for what cannot be one."""
+        """Take one Ack call; raises InvalidArgument if it is malformed."""
         try:
             request = AckRequest.FromString(data)
         except DecodeError:
@@ -59,7 +59,7 @@ class Settling:
         connection.consumed(stream, size)
 
     def nack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
-        """Take one Nack call; raises InvalidArgument for what cannot be one."""
+        """Take one Nack call; raises InvalidArgument if it is malformed."""
         try:
             request = NackRequest.FromString(data)
         except DecodeError:
@@ -85,7 +85,7 @@ class Settling:
         return pending, place.topic_offset
 
     def hand_over(self) -> None:
-        """Send what the turn collected to the partitions' owners."""
+        """Send the turn's settlements to the partitions' owners."""
         if not self.pending:
             return
         pending, self.pending = self.pending, {}
@@ -109,7 +109,10 @@ class Settling:
         self._ask(Admin("settle", partition, args), waiting, ATTEMPTS_MAX)
 
     def _ask(self, request: Admin, waiting: list[_Waiting], attempts: int) -> None:
-        """Settling twice is settling once, so what a dying owner did not answer its successor is asked."""
+        """Send settlements to the owner.
+
+        A dying owner's unanswered ones go to its successor, as repetition does no harm.
+        """
 
         def answered(frame: Frame, data: bytes | memoryview) -> None:
             if frame.kind != Kind.ERROR:

@@ -4,9 +4,9 @@ Most fields are the same in the whole batch: they are encoded once (``_Constant`
 offset, request id and payload.  The generated class costs two to three times as much before it has
 read a column.
 
-Every message is preceded by gRPC's five bytes: 0 (not compressed) and its size, 32 bits, big-endian.
-Fields are written in the order: what is constant, publish_time (4) where it varies, attributes (7),
-routing_key (10), msg_id (2), request_id (1), payload (3); a reader takes them in any order.
+Every message is preceded by gRPC's five bytes: 0 (not compressed) and its size, 32 bits, big-endian.  Fields
+are written in the order: constant ones, publish_time (4) if it varies, attributes (7), routing_key (10),
+msg_id (2), request_id (1), payload (3); a reader takes them in any order.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class _Constant(NamedTuple):
 def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stored: bool = True) -> bytes:
     """All records of ``batch`` as length-prefixed StreamMessages, back to back.
 
-    ``topic_name`` is the partition's physical name and ``producer_id`` what the door gave to the
-    batch's producer.  Messages of a topic that is not ``stored`` have topic_offset 0.  A routing key
-    that is not UTF-8 (native producers may send any bytes, a proto string may not) arrives with each
-    wrong byte as ``\\xNN``; times before 1970 arrive as 0.
+    ``topic_name`` is the partition's physical name and ``producer_id`` the door's id of the batch's producer.
+    Messages of a topic that is not ``stored`` have topic_offset 0. A routing key that is not UTF-8 (native
+    producers may send any bytes, a proto string may not) arrives with each wrong byte as ``\\xNN``; times
+    before 1970 arrive as 0.
 
     Raises ProtocolError if the batch's columns are malformed.
     """
@@ -121,8 +121,7 @@ def framed_messages(batch: BatchView, topic_name: str, producer_id: int, *, stor
 def _one_message(batch: BatchView, fields: bytes, place: bytes, offset: int) -> bytes:
     """The message of a batch of one record without keys, attributes or compression.
 
-    That is what a client makes that waits for each answer; there the columns' views would cost more than
-    all the rest.
+    Clients that wait for each answer make such batches; the columns' views would cost more than all the rest.
     """
     header, data = batch.header, batch.data
     position = HEADER_BYTES + padded(header.name_size + header.origin_size)

@@ -1,8 +1,8 @@
-"""The metrics process's questions to all workers: one round at a time, however many want to know.
+"""Collects figures from all workers: one round at a time, for any number of waiting requests.
 
-Workers connect to its Unix socket and are asked when somebody wants the answer.  A worker that does not
-answer in time, or is being replaced, is missing from the round; one that comes back within it is asked
-again.
+Workers connect to the Unix socket of the metrics process, which queries them on demand.  A worker that does
+not answer in time, or is being replaced, is missing from the round.  A worker that reconnects within the
+round is queried again.
 """
 
 from __future__ import annotations

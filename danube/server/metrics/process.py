@@ -1,7 +1,7 @@
-"""The metrics process: asks the workers, reads what they count in shared memory, serves both over HTTP.
+"""The metrics process: queries the workers, reads their counters in shared memory, serves both over HTTP.
 
-It keeps nothing that matters and may be killed at any time; the supervisor keeps its sockets and starts
-another.  It never writes to shared memory but its own sign of life.
+It keeps no state and may be killed at any time; the supervisor keeps its sockets and starts another one.  In
+shared memory it only writes its own heartbeat.
 """
 
 from __future__ import annotations

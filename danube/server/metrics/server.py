@@ -131,7 +131,10 @@ class MetricsConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._server.answer_max_s, self.abort)
 
     def _send(self, status: int, body: bytes, fields: dict[str, str], *, shown: bool = True) -> None:
-        """Then the client closes: closing first would take away what it has not read yet."""
+        """Send the answer and let the client close.
+
+        Closing first would discard bytes that the client has not read yet.
+        """
         if self._transport.is_closing():
             return
         self._sent = True

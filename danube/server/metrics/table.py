@@ -1,7 +1,7 @@
-"""Every metric that a broker exports: its name, kind, labels and what it says, as in docs/metrics.md.
+"""Every metric that a broker exports: its name, kind, labels and help text, as in docs/metrics.md.
 
-Names are those of the broker that dashboards were written for where it has one of the same meaning; units
-are the suffix, totals end in ``_total``.  Each series also has the label ``broker``.
+A name is that of the original broker's metric with the same meaning, if there is one, so that its dashboards
+work.  Units are the suffix, totals end in ``_total``. Each series also has the label ``broker``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Family(NamedTuple):
     says: str
 
 
-# Sums over the workers of what each counts in shared memory.
+# Sums of the workers' counters in shared memory.
 _COUNTED: Final[tuple[tuple[Counter, str, Kind, str], ...]] = (
     (Counter.CONNECTIONS, "connections", "gauge", "Connections of clients that are open now."),
     (Counter.CONNECTIONS_TOTAL, "connections_total", "counter", "Connections of clients so far."),

@@ -13,7 +13,7 @@ from danube.server.services.calls import whole_list
 from danube.server.services.naming import number_of_broker
 from danube.server.services.ports import BrokerCalls, Call
 
-_NO_LEADER = "not_found"  # what clients know for none
+_NO_LEADER = "not_found"  # clients take this word for none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
 _STRATEGIES: Final = {"fair": "Fair", "balanced": "Balanced", "weighted_load": "WeightedLoad"}
 
@@ -43,7 +43,7 @@ class BrokerAdmin:
         return pb.NamespaceListResponse(namespaces=await whole_list(self._broker.ask, "namespaces"))
 
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
-        """Answers at once: what has to go is pending, and the leader moves some at a time."""
+        """Answer at once: the moves are pending, and the leader makes some at a time."""
         broker_id = number_of_broker(request.broker_id)
         found = await self._broker.ask(
             "unload_broker",

@@ -66,7 +66,7 @@ class ConsumerService:
 
 
 def _check_filters(filters: Sequence[str]) -> None:
-    """Raise InvalidArgument for what is no filter, or too much of it: neither gets better by waiting."""
+    """Raise InvalidArgument for an invalid or too large filter, because a retry would not help."""
     try:
         KeyFilter(filters)
     except LimitExceeded as error:

@@ -34,7 +34,7 @@ class Health:
     """
 
     def __init__(self, broker: Watched, services: Collection[str]) -> None:
-        """``services`` is what the door serves, by full names."""
+        """``services`` are the full names of the door's services."""
         self._broker = broker
         self._services = frozenset(services)
         self._watch_count = 0

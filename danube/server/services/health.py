@@ -1,4 +1,4 @@
-"""danube.HealthCheck: whether a producer or consumer is still what its client believes."""
+"""danube.HealthCheck: whether a producer or consumer still exists."""
 
 from __future__ import annotations
 

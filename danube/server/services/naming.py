@@ -1,4 +1,4 @@
-"""Names in requests: what they must look like, and which partitions they mean.
+"""Names in requests: their form, and the partitions that they mean.
 
 In the gRPC world ``/ns/t`` is a topic or the base name of a partitioned one, and ``/ns/t-part-3`` is a
 topic of its own.  Here both lead to one TopicRecord and the physical names that are meant.

@@ -1,8 +1,8 @@
-"""grpc.reflection.v1 and v1alpha: what a tool needs to call the services of a door without their protos.
+"""grpc.reflection.v1 and v1alpha: lets tools call the services of a door without their protos.
 
-The answers are the descriptors that the generated code holds.  Only files that a served service needs
-are shown, so the data port tells nothing of the administration; google.rpc's error details come along,
-for tools that show what an error carries.
+The answers are the descriptors that the generated code holds.  Only files that a served service needs are
+shown, so the data port does not describe the administration.  google.rpc's error details are included, for
+tools that show them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class ServerReflection:
     """The service in one of its versions; they differ in the classes of their messages alone."""
 
     def __init__(self, messages: ModuleType, services: Collection[str]) -> None:
-        """``messages`` is the module of one version; ``services`` is what the door serves, by full names."""
+        """``messages`` is the module of one version.
+
+        ``services`` are the full names of the door's services.
+        """
         self._messages = messages
         own = messages.DESCRIPTOR.services_by_name["ServerReflection"].full_name
         self._services = sorted({*services, own})

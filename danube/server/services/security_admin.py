@@ -16,7 +16,7 @@ PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
 
 
 class SecurityAdmin:
-    """Both creates replace what has the same name or id."""
+    """Both creates replace an existing entry of the same name or id."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker

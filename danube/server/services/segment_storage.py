@@ -14,7 +14,7 @@ from danube.server.services.calls import BrokerCalls, Call
 
 
 class StorageService:
-    """Lists what was uploaded; of a topic that is not tiered that is nothing."""
+    """Lists uploaded segments; a topic that is not tiered has none."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker
@@ -36,7 +36,7 @@ class StorageService:
             return ListSegmentDescriptorsResponse()
         if not record.policy.reliable:
             return ListSegmentDescriptorsResponse()
-        # Whoever asks again names the last offset that it has; 0 is also what a first request says.
+        # A repeated request names the last offset that the client has; a first request also says 0.
         first = min(request.after_offset + 1, 1 << 62) if request.after_offset else 0
         found = await self._broker.ask_partition(request.topic, "list_segments", after_offset=first)
         return ListSegmentDescriptorsResponse(segments=[_descriptor(one) for one in found])

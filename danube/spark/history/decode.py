@@ -1,9 +1,9 @@
 """From a segment's bytes to Arrow record batches, with every checksum verified on the way.
 
-A large batch becomes columns where it lies; small ones are joined by kernels into record batches of some
-ten thousand rows.  Compressed ones are inflated first.  A batch is used only when its header and body
-have their checksums and its offset is the next one, or a later one in a compacted segment.  What else is
-found is damage: an error that names file, position and offset, or skipped and counted.
+A large batch becomes columns where it lies; small ones are joined by kernels into record batches of some ten
+thousand rows.  Compressed ones are inflated first.  A batch is used only if its checksums are right and its
+offset is the next one, or a later one in a compacted segment.  Other bytes are damage: an error that names
+file, position and offset, or skipped and counted.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _resumed(fetched: Fetched, at: int, expected: int) -> tuple[int, int] | None
 
 
 class _Wanted(NamedTuple):
-    """Which records of which partition, where their bytes are from, and what to do with losses."""
+    """Selected records of a partition, the source of their bytes, and the treatment of losses."""
 
     topic: str
     partition: int

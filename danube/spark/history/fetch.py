@@ -80,10 +80,10 @@ class Fetcher:
             self._pool = None
 
     def each(self, identity: LogIdentity, pieces: Iterable[Piece]) -> Iterator[Fetched]:
-        """Every piece in turn; the next one is on its way while one is used.
+        """Yield every piece in turn; the next one is fetched while one is used.
 
-        Raises ObjectMissing if a file or object is gone, Damage where it is another's, or what the
-        store raises.
+        Raises ObjectMissing if a file or object is gone, Damage if it belongs to another log, or the error of
+        the store.
         """
         waiting = iter(pieces)
         piece = next(waiting, None)

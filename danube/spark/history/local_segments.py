@@ -1,8 +1,8 @@
 """The segments of a partition's directory, found beside a running broker from headers and footers alone.
 
-A sealed segment is known from the last 144 bytes of its file.  An unsealed one ends where the next one
-begins; the last one ends at the sync mark, or, where what is written counts too, behind the last intact
-batch that follows it.
+The last 144 bytes of a sealed segment describe it.  An unsealed segment ends where the next one begins.  The
+last one ends at the sync mark, or, if unsynced records count too, behind the last intact batch after the
+mark.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class LocalSegments:
         if mark is not None and mark.base_offset == base and _believable(fd, size, mark):
             place = Place(mark.position, mark.synced_end)
         elif mark is not None and mark.synced_end > base:
-            unsynced = True  # the segment was recovered or replaced; what is intact in it counts
+            unsynced = True  # the segment was recovered or replaced; its intact batches count
         if not unsynced:
             return place
         while (run := read_run(fd, place.position, size, place.offset, WINDOW_BYTES)) is not None:
@@ -144,7 +144,7 @@ class LocalSegments:
 
 
 def _believable(fd: int, size: int, mark: Mark) -> bool:
-    """Whether what lies at the mark is the next batch, or nothing yet."""
+    """Whether the bytes at the mark are the next batch, or unwritten."""
     if not HEADER_BYTES <= mark.position <= size:
         return False
     head = files.pread(fd, BATCH_HEADER_BYTES, mark.position)

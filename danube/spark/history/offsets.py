@@ -45,7 +45,7 @@ def history_in(packed: Mapping[str, Any]) -> str:
 
 
 def unpack(packed: Mapping[str, Any]) -> Ends:
-    """Read what pack() made; InvalidArgument for a checkpoint that is not one of this source's."""
+    """Decode the result of pack(); raises InvalidArgument for a checkpoint of another source."""
     try:
         return {
             PartitionKey(topic, int(facts["id"]), int(partition)): int(offset)

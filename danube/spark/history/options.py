@@ -165,9 +165,9 @@ _CONTRADICTIONS: Final = (
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
-    """The options of one read; InvalidArgument names the option, what is wrong and what to write.
+    """Check the options of one read; InvalidArgument names the option, the fault and valid values.
 
-    ``streaming`` None: it is not known yet whether this is a stream.
+    ``streaming`` None: the caller does not know yet whether this is a stream.
     """
     values: dict[str, Any] = {}
     store: dict[str, Any] = {}

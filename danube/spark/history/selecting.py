@@ -1,8 +1,8 @@
 """Selection of records: from options to partitions with their histories.
 
-A restore and a copy that is put back begin a new history (:mod:`danube.core.placement.recovered`): what
-came after the copy is gone.  Offsets go on far ahead then, so a position that was behind what the copy
-holds lies in the hole between, and is of records that are nowhere.  A position beyond the end is, too.
+A restore, and a copy that is put back, begin a new history (:mod:`danube.core.placement.recovered`): records
+after the copy are lost.  Offsets then continue far ahead, so a position behind the end of the copy lies in
+the hole between.  Its records are lost, and so are those of a position beyond the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = telemetry.events("spark")
 
 
 class Known(NamedTuple):
-    """One partition now: what each place holds of it, and what the broker says (None without one).
+    """One partition now: its segments in each place, and the broker's description (None without a broker).
 
     ``physical``: the partition's name at the broker.
     """
@@ -199,7 +199,7 @@ class Catalogue:
             name = "endingOffsets" if ending else "startingOffsets"
             refuse_gone(name, _numbers(bound, parts), "", parts, self.recorded_histories(parts))
         found = {part.key: self._resolved(bound, part, ending) for part in parts}
-        # Behind the end nothing can be waited for, and what comes later begins there.
+        # No record behind the end can be waited for, and later records begin there.
         return found if strict else {part.key: min(found[part.key], part.end) for part in parts}
 
     def _resolved(self, bound: Bound, known: Known, ending: bool) -> int:
@@ -299,10 +299,10 @@ def refuse_gone(
     known: Iterable[Known],
     histories: Sequence[History],
 ) -> None:
-    """Raise for the first of ``positions`` that is not of the history under way, or beyond the end of it.
+    """Raise for the first of ``positions`` that is not of the current history, or beyond its end.
 
-    ``what`` names who kept them (``the checkpoint``) and ``history_id`` the history that they were found in.
-    Conflict where that is none of ``histories``, OffsetOutOfRange for a position of records that are gone.
+    ``what`` names their source (``the checkpoint``) and ``history_id`` the history in which they were found.
+    Raises Conflict if that is none of ``histories``, OffsetOutOfRange for a position of lost records.
     """
     names = ["", *(history.history_id for history in histories)]
     if history_id not in names:

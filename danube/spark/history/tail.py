@@ -143,10 +143,10 @@ class Tail:
     def _batches(
         self, partition: str, start: int, end: int, lose: Lose | None
     ) -> Iterator[tuple[bytes, int, int]]:
-        """Stored batches with their first offset and the one behind, until nothing is left below the end.
+        """Yield stored batches with their first offset and their end, until no record is left below the end.
 
-        All that comes is acked, so the broker's word for what is settled tells that nothing more will come:
-        compaction leaves no record at some offsets, at the last ones as well.
+        All records are acked, so the broker's count of settled records shows the end.  Offsets alone do not,
+        because compaction may have removed the last records.
         """
         client = self._live()
         session, connection = client._session, client._connection

@@ -36,7 +36,10 @@ class Runner(Protocol):
     def slots(self) -> int: ...
 
     def run(self, work: Work, tasks: Sequence[Any]) -> Iterator[tuple[int, bytes]]:
-        """Number of a task and what its work returned, in any order; what the work raises ends it."""
+        """Yield the number of each task and the result of its work, in any order.
+
+        An error of the work ends it.
+        """
         ...
 
 
@@ -104,7 +107,10 @@ class LocalRunner:
 
 
 def runner_for(spark: SparkSession | None, slots: int = 0) -> Runner:
-    """Where a job's tasks run: in ``spark``, or in processes of this machine.  ``slots`` 0: what there is."""
+    """Return the runner of a job's tasks: in ``spark``, or in processes of this machine.
+
+    ``slots`` 0: all.
+    """
     if spark is None:
         return LocalRunner(slots)
     from danube.spark.jobs.spark_runner import SparkRunner

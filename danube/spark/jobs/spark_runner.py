@@ -1,4 +1,4 @@
-"""A job's tasks as a Spark data source: its partitions are the tasks, its rows are what the work returned.
+"""A job's tasks as a Spark data source: its partitions are the tasks, its rows are the results.
 
 This way needs neither RDDs nor pandas, and works under Connect.
 """
@@ -55,7 +55,7 @@ class JobReader(Travelling, DataSourceReader):
 
 
 class JobSource(Travelling, DataSource):
-    """Made anew for each run: what is registered carries the tasks with it."""
+    """Made anew for each run, because the registered class carries the tasks."""
 
     source_name: ClassVar[str] = "danube.job"
     work: ClassVar[Any] = None

@@ -1,8 +1,8 @@
 """Growth of a table's type with its schema: fields are added, and nothing else changes.
 
-Rows that were written before have nulls in a column that came later, and rows of a version without a field
-have nulls in its column.  A column of another type, and a name that differs from another one in case alone,
-cannot be taken up: tables of Parquet, Delta and Iceberg, and those who read them, keep one type for a column.
+Earlier rows have nulls in a later column, and rows of a version without a field have nulls in its column.  A
+column cannot change its type, and two names cannot differ only in case: tables of Parquet, Delta and Iceberg,
+and their readers, keep one type for a column.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Growth(NamedTuple):
 
 
 def grown(table: pa.DataType, versions: Iterable[tuple[str, pa.DataType]], name: str) -> Growth:
-    """The type that takes values of the ``versions`` too, each with what it is called, in their order.
+    """Return the type that also takes values of the ``versions``, given with their names, in order.
 
-    SchemaIncompatible names every field of the table ``name`` that cannot be as a version has it.
+    SchemaIncompatible names every field of the table ``name`` that contradicts a version.
     """
     found = Growth(table, [], [])
     for version, kind in versions:
@@ -48,7 +48,7 @@ def grown(table: pa.DataType, versions: Iterable[tuple[str, pa.DataType]], name:
 
 
 class _Walk:
-    """Joins two types and notes what differs."""
+    """Joins two types and notes differences."""
 
     def __init__(self) -> None:
         self.added: list[str] = []

@@ -1,8 +1,8 @@
 """History as a DataFrame whose rows Spark copies once: planned by a data source, read by ``mapInArrow``.
 
-Spark puts a projection over every scan of rows, which copies each of them a second time; over what
-``mapInArrow`` returns it puts none.  So the data source here yields the splits of the plan, one in each
-task, and the function behind it reads them.
+Spark puts a projection over every scan of rows, which copies each row a second time.  It puts none over the
+result of ``mapInArrow``. So the data source here yields the splits of the plan, one in each task, and the
+function behind it reads them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SplitSource(DanubeDataSource):
 
 
 class SplitReader(DanubeReader):
-    """Yields what it planned and reads nothing."""
+    """Yields the planned splits and reads no record."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SplitPartition):

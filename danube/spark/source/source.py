@@ -57,7 +57,7 @@ class DanubeDataSource(Travelling, DataSource):
 
 
 class DanubeReader(PlanReader, DataSourceReader):
-    """A batch read.  Spark plans it once: a DataFrame is a snapshot of what was there at its first action."""
+    """A batch read.  Spark plans it once: a DataFrame is a snapshot of its first action."""
 
     def partitions(self) -> Sequence[InputPartition]:
         with hinted():

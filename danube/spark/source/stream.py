@@ -1,7 +1,7 @@
 """``readStream.format("danube")``: micro-batches by offset, resumed from Spark's checkpoint.
 
-Spark keeps how far a query has come; nothing is kept at the broker.  Without a broker a stream reads
-what is certainly on disk or in the store, so no offset is ever seen twice with another record.
+Spark keeps the query's offsets; the broker keeps no state of it.  Without a broker a stream reads only
+records that are synced or in the store, so no offset is ever seen with two records.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         end = self._target if self._target is not None else {part.key: part.end for part in known}
         self._newest = end
         began = self._began(catalogue, known, before)
-        # A partition whose newest records are not on disk yet stays where it was; so does one that has gone,
+        # A partition whose newest records are not on disk yet keeps its position; so does a missing one,
         # unless its topic was made again.
         topics = {key.topic for key in end}
         gone = {key: offset for key, offset in before.items() if key.topic not in topics}
@@ -116,7 +116,7 @@ class DanubeStreamReader(PlanReader, DataSourceStreamReader, SupportsTriggerAvai
         return self._followed[-1].history_id if self._followed else ""
 
     def _refuse_other_history(self, packed: dict[str, Any], known: Sequence[Known]) -> None:
-        """The checkpoint must be of what is here: else records would be passed over, or come twice."""
+        """Refuse a checkpoint of another history: records would be skipped, or come twice."""
         if self.options.fail_on_data_loss:
             refuse_gone("the checkpoint", unpack(packed), history_in(packed), known, self._followed)
 

@@ -1,8 +1,8 @@
 """Decoding payloads by the schema registry into one typed column.
 
 The column has the type of one version, the target.  Each record is decoded as the version that its producer
-named (the target where it named none) and then fitted to the target: Avro by its resolution rules, the
-others by field names.  A tombstone has no value and is null.  What is no value of its schema is an error, or
+named (the target if it named none) and then fitted to the target: Avro by its resolution rules, the others by
+field names.  A tombstone has no value and is null.  A payload that does not fit its schema is an error, or
 null and counted.
 """
 
@@ -187,7 +187,7 @@ class ValueDecoder:
         return writer if loses(writer.value_type, target.value_type, self.type) else target
 
     def _writer(self, schema_id: int | None, version: int | None) -> Registered:
-        """Of which version a record is, by what its producer named."""
+        """Return the version of a record that its producer named."""
         target = self._schemas.target
         if schema_id is None or (schema_id == target.schema_id and version is None):
             return target

@@ -1,7 +1,7 @@
-"""Staged objects into the manifests of a running broker: offered to it until each is installed or refused.
+"""Offers staged objects to a running broker until each is installed in a manifest or refused.
 
-Asking again changes nothing, so whatever ends in between (a worker, the mover, the connection, this job), the
-next question goes on.  What is refused stays an object that nobody names, and the broker sweeps it away.
+Repeating an offer changes nothing, so after the end of a worker, the mover, the connection or this job the
+next offer continues.  A refused object is named by no manifest, and the broker sweeps it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class LiveBroker:
         self._client.close()
 
     def unwilling(self, manifest: Manifest, *, keys: bool) -> str:
-        """Why nothing of a partition should be staged; empty if it may.  Raises what the broker raises."""
+        """Return why no object of a partition should be staged; empty if it may.
+
+        Raises the broker's errors.
+        """
         try:
             topic = self._client.admin.topic(manifest.topic)
         except TopicNotFound:

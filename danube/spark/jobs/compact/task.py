@@ -48,7 +48,7 @@ class CompactTask(NamedTuple):
 
 
 def stage(task: CompactTask) -> bytes:
-    """Make the task's objects; what they may take the place of, for decode_staged()."""
+    """Make the task's objects; return them with the objects that they may replace, for decode_staged()."""
     warm_up()
     work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
     work.mkdir(parents=True, mode=0o700)

@@ -1,7 +1,7 @@
-"""Tables that exported files become part of: a directory of Parquet, a Delta table, an Iceberg table.
+"""Tables of exported files: a directory of Parquet, a Delta table, an Iceberg table.
 
-Each commit may be made again: a run that was killed in the middle of one repeats it, and finds what is
-there already.
+Each commit may be repeated: the run after a killed one repeats its commit, and finds the parts that exist
+already.
 """
 
 from __future__ import annotations

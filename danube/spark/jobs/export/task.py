@@ -34,7 +34,7 @@ _NAMES: Final = tuple(name for name in COLUMNS.names if name != "topic")
 
 
 class ExportTask(NamedTuple):
-    """``shape``: the file's columns (encode_shape).  ``schemas``: what the payloads are read by, or None."""
+    """``shape``: the file's columns (encode_shape). ``schemas``: the schemas of the payloads, or None."""
 
     split: Split
     places: tuple[AnyPlace, ...]
@@ -83,9 +83,9 @@ def decode_shape(text: str) -> pa.Schema:
 
 
 def export(task: ExportTask) -> bytes:
-    """Write the file of one range under a name of its own, and give it its name when it is whole.
+    """Write the file of one range under a temporary name, and rename it when it is whole.
 
-    A file that an earlier attempt finished is left as it is: it has the same records.
+    A file that an earlier attempt finished is kept: it has the same records.
     """
     staged, final = Path(task.staged) / task.file, Path(task.table) / task.file
     read_bytes = task.split.bytes

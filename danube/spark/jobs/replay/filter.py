@@ -89,7 +89,7 @@ class LaneWriter(DataSourceArrowWriter):
 
 
 class ReplaySource(DataSource):
-    """Made anew for each replay: what is registered carries the lanes with it."""
+    """Made anew for each replay, because the registered class carries the lanes."""
 
     source_name: ClassVar[str] = "danube.replay"
     lanes: ClassVar[Sequence[Lane]] = ()

@@ -22,7 +22,7 @@ _NO_CUT = 1 << 62
 
 
 class Lane(NamedTuple):
-    """A range and the bytes that hold it: the segments first, then what only the broker has."""
+    """A range and its sources: segments first, then records that only the broker has."""
 
     range: LaneRange
     split: Split
@@ -33,10 +33,10 @@ class Lane(NamedTuple):
 
 
 def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_id: str = "") -> list[Lane]:
-    """The lanes of the one topic that is asked for; with ``pinned`` those of an earlier run, of that history.
+    """Return the lanes of the selected topic; with ``pinned`` those of an earlier run, of that history.
 
-    Raises what is lost of them, unless losses are allowed: a record that was published by the earlier run
-    and is gone by now would give all behind it other numbers.
+    Raises an error for lost records, unless losses are allowed.  A record that the earlier run published and
+    that is lost now would change the numbers of all later ones.
     """
     catalogue = Catalogue(options)
     try:
@@ -71,7 +71,7 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
 
 
 def _bounds(pinned: Sequence[LaneRange]) -> Ends:
-    """Where the lanes end: what lies before is checked record by record."""
+    """Return the ends of the lanes; records before them are checked one by one."""
     return {PartitionKey(one.topic, one.topic_id, one.partition): one.end for one in pinned}
 
 

@@ -11,7 +11,7 @@ has a producer name that follows from the job and its range, and its records are
 
 Without ``where`` payloads stay in Python; an expression is evaluated by Spark, row by row.
 
-Progress of a replay while its tasks run elsewhere: how far the target topic has grown.
+Progress of a replay in Spark is measured by the growth of the target topic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgspec
 from danube.client.blocking.client import Client, connect
 from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, exit_code_of
-from danube.spark.failures import told_by_spark
+from danube.spark.failures import error_from_spark
 from danube.spark.jobs.findings import Report
 from danube.spark.jobs.options import parse_arguments, write_report
 from danube.spark.jobs.replay.options import KEEP, READERS, ReplayOptions, read_replay_options
@@ -73,7 +73,7 @@ def _watch(options: PublishOptions, offered: int, progress: Progress, ended: thr
                 rate = stored / (time.monotonic() - start_s)
                 progress(f"replay: {stored} records stored, of at most {offered}; {rate:.0f} a second")
     except DanubeError:
-        return  # the tasks tell what is wrong
+        return  # the tasks report the error
 
 
 def _records_in(client: Client, topic: str) -> int:
@@ -104,8 +104,8 @@ def run(
 ) -> Report:
     """Replay what ``options`` name, in ``spark`` or, without one, in processes of this machine.
 
-    Raises InvalidArgument for what cannot be meant, Conflict where the job was begun as other work, and
-    what the source or the target raise.  A report comes only when every record is acknowledged.
+    Raises InvalidArgument for impossible options, Conflict if the job was begun as other work, and errors of
+    the source or the target.  It returns a report only when every record is acknowledged.
     """
     read = read_replay_options(options)
     if read.where and spark is None:
@@ -113,7 +113,7 @@ def run(
     try:
         report = _replay(read, spark, progress)
     except Exception as error:
-        known = told_by_spark(error)
+        known = error_from_spark(error)
         if known is None:
             raise
         raise known from error
@@ -206,7 +206,7 @@ def _done(
 
 
 def _counted(lanes: Sequence[Lane], where: str, spark: SparkSession | None) -> list[LaneReport]:
-    """Count what would be replayed."""
+    """Count records that would be replayed."""
     counts = {lane.range.partition: lane.range.end - lane.range.start for lane in lanes}
     if where and spark is not None and lanes:
         from danube.spark.jobs.replay.filter import count_chosen

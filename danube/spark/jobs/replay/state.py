@@ -39,7 +39,7 @@ class ReplayState(msgspec.Struct):
 
 
 def work_hash(*words: str) -> str:
-    """16 hexadecimal digits of what makes two replays the same work."""
+    """Return 16 hexadecimal digits that are equal for two replays of the same work."""
     return f"{key_hash(chr(0).join(words).encode()):016x}"
 
 

@@ -1,8 +1,8 @@
 """Target of a replay's records: a topic, here or in another cluster, or files.  One lane at a time.
 
-A *lane* is a range of one source partition, in the order of its offsets.  Into a topic it is published
-under a name of its own (:mod:`danube.spark.sink.publishing`), into files it becomes one file that appears
-when it is whole.  Either way a lane that is done again changes nothing.
+A *lane* is a range of one source partition, in the order of its offsets.  Into a topic it is published under
+its own name (:mod:`danube.spark.sink.publishing`); into files it becomes one file, which appears when it is
+whole.  Repeating a finished lane changes nothing.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Throttle:
             rate.take(rate.per_second)  # nothing is saved up yet, or many short lanes were too fast
 
     def spend(self, records: int, octets: int) -> None:
-        """Note what went, and wait until as much is allowed again."""
+        """Note sent records, and wait until as many are allowed again."""
         for rate, amount in zip(self._rates, (records, octets), strict=True):
             rate.take(amount)
             while rate.allowed(self._now_ns()) < 0:

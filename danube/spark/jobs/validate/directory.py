@@ -1,7 +1,8 @@
-"""A broker's data directory: which files to read, and how they fit the mark, the cursors and each other.
+"""A broker's data directory: which files to read, and whether they agree with the mark, the cursors and each
+other.
 
-May run beside the broker.  The mark and the cursors are read first, so that they cannot be ahead of files
-that are read later; what looks wrong is looked at again while the directory changes.
+It may run beside the broker.  The mark and the cursors are read first, so that they cannot be ahead of files
+that are read later.  Apparent faults are checked again while the directory changes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _CURSOR_FILES: Final = ("cursors-a", "cursors-b")
 
 @dataclass
 class DirectoryPlan:
-    """One partition's directory when it was looked at.  ``state``: what changes when a broker works on it."""
+    """One partition's directory at the time of listing.
+
+    ``state`` changes when a broker works on the directory.
+    """
 
     identity: LogIdentity
     directory: Path
@@ -64,7 +68,7 @@ def directories(place: DataDirectory) -> Iterator[tuple[LogIdentity, Path]]:
 
 
 def plan_directory(identity: LogIdentity, directory: Path, log_id: bytes = NO_LOG) -> DirectoryPlan:
-    """List what there is to read; StorageFailed if the disk does not answer."""
+    """List the files to read; raises StorageFailed if the disk fails."""
     plan = DirectoryPlan(identity, directory)
     try:
         _read_holes(plan)
@@ -212,7 +216,7 @@ def _begun_seals(segments: Sequence[SegmentFacts]) -> list[SegmentFacts]:
 
 
 def remarks_of(segments: Sequence[SegmentFacts]) -> list[str]:
-    """Describe what a crash may leave behind."""
+    """Describe leftovers of a crash."""
     begun = [f"{facts.where}: its seal was never finished; the next start seals it"
              for facts in _begun_seals(segments)]  # fmt: skip
     return begun + [

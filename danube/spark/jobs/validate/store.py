@@ -1,7 +1,7 @@
 """An object store: manifests against objects, and objects that no manifest names.
 
-May run beside brokers and their movers: a partition whose manifest changed while it was read is read again,
-and objects that no manifest names are an upload under way until they are a day old.
+It may run beside brokers and their movers.  A partition whose manifest changed meanwhile is read again.
+Objects that no manifest names count as an upload under way until they are a day old.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StorePlan:
 
 
 def partitions_in(store: ObjectStore) -> dict[LogIdentity | None, Listed]:
-    """Group everything that the store lists by partition; None for what belongs to none."""
+    """Group all listed objects by partition; None for objects of no partition."""
     found: dict[LogIdentity | None, Listed] = {}
     for info in store.list(""):
         key = parse_key(info.key)
@@ -66,7 +66,7 @@ def manifest_names(listed: Listed) -> tuple[str, ...]:
 def plan_store(
     store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int, log_id: bytes = NO_LOG
 ) -> StorePlan:
-    """List what there is to read, and what the listing and the manifests show already."""
+    """List the objects to read, with findings from the listing and the manifests."""
     plan = StorePlan(identity, log_id)
     infos = {info.key: info for info, _ in listed}
     plan.state = manifest_names(listed)
@@ -212,7 +212,7 @@ def _against_entry(facts: SegmentFacts, entry: SegmentEntry) -> Iterator[Finding
 
 
 def check_other(store: ObjectStore, listed: Listed) -> list[Finding]:
-    """Check what belongs to no partition: store.json, metadata snapshots, unknown names."""
+    """Check objects of no partition: store.json, metadata snapshots, unknown names."""
     found: list[Finding] = []
     for info, key in listed:
         if key is None:

@@ -1,6 +1,6 @@
-"""Validation where it runs: some segments of one place, read and judged, and what they showed as bytes.
+"""A validation task: reads and checks some segments of one place, and returns the results as bytes.
 
-Payloads against the schemas that their records name, and columns that have to be inflated to be read.
+It also checks payloads against the schemas that their records name, and inflates compressed columns.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PayloadCheck:
                     return
 
     def _tombstone(self, view: BatchView, index: int) -> bool:
-        """Whether it removes its key, by what the topic's policy is now."""
+        """Whether the record removes its key, by the topic's current policy."""
         return view.removes_key(index) and compacted(self._place, self._topic_id)
 
     def _note(self, kind: Damage, detail: str, position: int, offset: int) -> None:

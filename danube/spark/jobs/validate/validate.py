@@ -1,8 +1,8 @@
 """Validate: check that every byte of the history is as it was written.
 
-Plans from listings, manifests, marks and cursors; reads and judges segments in tasks; then compares what
-they showed with each other.  May run beside brokers: what changes while it is looked at is looked at again,
-and only what stays wrong is a finding.
+The job plans from listings, manifests, marks and cursors, reads and checks segments in tasks, and then
+compares their results.  It may run beside brokers: files that change meanwhile are checked again, and only
+lasting faults are findings.
 
     danube spark validate --storage s3://bucket/prefix --report findings.json
     danube spark validate --local --storage /var/lib/danube
@@ -83,8 +83,8 @@ def run(
 ) -> Report:
     """Validate what ``options`` name, in ``spark`` or, without one, in processes of this machine.
 
-    Raises InvalidArgument and NotFound for what cannot be meant, and what a store raises that does not
-    answer.  Findings are in the report, never raised.
+    Raises InvalidArgument and NotFound for impossible options, and the errors of an unreachable store.
+    Findings are in the report, never raised.
     """
     read = read_job_options("validate", options, READERS)
     job = _Job(read, runner_for(spark, read.get("processes", 0)), progress)

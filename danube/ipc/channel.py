@@ -48,26 +48,15 @@ Bytes = bytes | bytearray | memoryview
 Received = tuple[int, int, memoryview]
 
 
-class _Outgoing:
-    """A large record on its way to one peer."""
+class _Large:
+    """A large record on its way to or from one peer; fragments up to ``position`` have passed."""
 
     __slots__ = ("body", "kind", "position")
 
-    def __init__(self, kind: int, body: memoryview) -> None:
+    def __init__(self, kind: int, body: bytes | bytearray) -> None:
         self.kind = kind
-        self.body = body
+        self.body = memoryview(body)
         self.position = 0
-
-
-class _Incoming:
-    """A large record of which some fragments have arrived."""
-
-    __slots__ = ("body", "filled", "kind")
-
-    def __init__(self, kind: int, size: int) -> None:
-        self.kind = kind
-        self.body = memoryview(bytearray(size))
-        self.filled = 0
 
 
 class _Peer:
@@ -89,8 +78,8 @@ class _Peer:
         self.resets = self.writer.resets
         self.blocked_at: int | None = None  # the ring's tail when it refused a record
         self.room_again = False  # it was refused, there is room, and unblocked() has not yet said so
-        self.outgoing: _Outgoing | None = None
-        self.incoming: _Incoming | None = None
+        self.outgoing: _Large | None = None
+        self.incoming: _Large | None = None
         self.damage: RingDamaged | None = None
         self.to_report = False
 
@@ -161,16 +150,16 @@ class _Peer:
             whole_kind, size = _FRAGMENT.unpack_from(payload)
             if size > CHANNEL_RECORD_BYTES_MAX:
                 raise RingDamaged("a record in fragments is too large", size=size)
-            incoming = self.incoming = _Incoming(whole_kind, size)
+            incoming = self.incoming = _Large(whole_kind, bytearray(size))
             payload = payload[_FRAGMENT.size :]
         elif incoming is None:
             self.reader.stale_count += 1
             return None
-        end = incoming.filled + len(payload)
+        end = incoming.position + len(payload)
         if end > len(incoming.body):
             raise RingDamaged("fragments exceed their record", size=len(incoming.body))
-        incoming.body[incoming.filled : end] = payload
-        incoming.filled = end
+        incoming.body[incoming.position : end] = payload
+        incoming.position = end
         if end < len(incoming.body):
             return None
         self.incoming = None
@@ -225,7 +214,7 @@ class Channel:
         if size > CHANNEL_RECORD_BYTES_MAX:
             limit = f"limit is {CHANNEL_RECORD_BYTES_MAX}"
             raise LimitExceeded(f"{size} bytes cannot go to another worker", why=limit)
-        peer.outgoing = _Outgoing(kind, memoryview(b"".join(parts)))
+        peer.outgoing = _Large(kind, b"".join(parts))
         self._touched[peer.worker] = peer
         return True
 

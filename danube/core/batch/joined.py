@@ -69,9 +69,6 @@ class BatchTable:
         self.counts: Ints = self.headers["record_count"].astype(np.int64)
         self._layout = _Layout(self.positions, self.headers, self.counts)
 
-    def __len__(self) -> int:
-        return len(self.positions)
-
     @property
     def row_count(self) -> int:
         return int(self.counts.sum())

@@ -83,6 +83,7 @@ class ConnectionTimers:
 _SETTINGS_COST = 8
 _STREAMS_PER_COST = 8
 _TABLE_SIZE_ZERO = b"\x20"
+_HTTP1_METHODS = b"GET POST PUT HEAD DELETE OPTIONS CONNECT PATCH".split()
 
 
 class ControlSide(SendingSide):
@@ -257,15 +258,6 @@ def foreign_greeting(found: bytes) -> str:
     """Name the protocol of a peer whose first bytes are not the HTTP/2 preface."""
     if found[:2] == b"\x16\x03":
         return "TLS on a port without TLS"
-    if found.split(b" ", 1)[0] in (
-        b"GET",
-        b"POST",
-        b"PUT",
-        b"HEAD",
-        b"DELETE",
-        b"OPTIONS",
-        b"CONNECT",
-        b"PATCH",
-    ):
+    if found.split(b" ", 1)[0] in _HTTP1_METHODS:
         return "HTTP/1 on a port that speaks HTTP/2"
     return "the first bytes are not the preface of HTTP/2"

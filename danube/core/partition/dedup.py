@@ -124,14 +124,6 @@ class ProducerTable:
         # be one that was fenced before it was forgotten.
         self._forgotten_epoch = 0
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    @property
-    def batch_count(self) -> int:
-        """Batches remembered in all windows together."""
-        return self._batch_count
-
     def open_name(self, name: str, now_us: int, acknowledged_end: int) -> ProducerGrant:
         """Open anew under ``name``: a higher epoch than any before, which fences those."""
         producer_id = producer_id_of(name)

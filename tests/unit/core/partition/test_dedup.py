@@ -196,7 +196,7 @@ def test_producers_are_bounded_and_the_least_recently_used_goes(monkeypatch: pyt
     for producer_id in (1, 2, 3, 4, 1, 5):
         sequence = 1 if orders.log_end == 4 else 0
         admit_and_write(orders, header(sequence, producer_id=producer_id))
-    assert len(orders._producers) == 4
+    assert len(orders._producers._by_id) == 4
     with pytest.raises(SequenceGap, match="no longer knows"):
         orders.admit(header(1, producer_id=2), NOW_US)
     assert isinstance(orders.admit(header(0, producer_id=1), NOW_US), Duplicate)
@@ -216,7 +216,7 @@ def test_eviction_happens_although_everyone_waits(monkeypatch: pytest.MonkeyPatc
     orders = partition()
     for producer_id in (1, 2, 3):
         orders.admit(header(0, producer_id=producer_id, epoch=producer_id), NOW_US)
-    assert len(orders._producers) == 2
+    assert len(orders._producers._by_id) == 2
 
 
 def test_a_fenced_producer_stays_fenced_after_its_name_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_all_windows_together_are_bounded_and_the_busy_keep_theirs(monkeypatch: 
     for producer_id in (1, 2, 3):
         for sequence in range(200):
             admit_and_write(orders, header(sequence, producer_id=producer_id))
-            assert table.batch_count <= 400
-    assert table.batch_count == sum(len(p.batches) for p in table._by_id.values())
+            assert table._batch_count <= 400
+    assert table._batch_count == sum(len(p.batches) for p in table._by_id.values())
     assert isinstance(orders.admit(header(0, producer_id=3), NOW_US), Duplicate)
     assert isinstance(orders.admit(header(192, producer_id=1), NOW_US), Duplicate)
     with pytest.raises(SequenceConflict):

@@ -24,7 +24,7 @@ _broker_id = click.argument("broker_id", metavar="BROKER_ID")
 
 @click.group(cls=LazyGroup, aliases={"ls": "list"})
 def brokers() -> None:
-    """Show the brokers of a cluster, empty them, and spread partitions over them.  Ask any broker.
+    """Show the brokers of a cluster, empty them, and balance partitions.  Any broker accepts the command.
 
     \b
     danube brokers list
@@ -35,13 +35,13 @@ def brokers() -> None:
 
 @broker_command(brokers, "list", "List the brokers.", columns=COLUMNS)
 def list_brokers(broker: Broker) -> Any:
-    """Modes: active brokers take partitions, draining ones are being emptied, drained ones are."""
+    """Modes: active brokers take partitions, draining ones are being emptied, drained ones are empty."""
     return broker.admin.cluster("brokers")
 
 
-@broker_command(brokers, "leader", "Show the broker that decides.")
+@broker_command(brokers, "leader", "Show the leader.")
 def show_deciding(broker: Broker) -> Any:
-    """The one whose controller leads; exit code 3 when none is known."""
+    """Show the broker whose controller is the leader; exit code 3 if none is known."""
     return broker.admin.cluster("deciding_broker")
 
 
@@ -50,17 +50,21 @@ def show_deciding(broker: Broker) -> Any:
     "unload",
     "Empty a broker.",
     _broker_id,
-    click.option("--dry-run", is_flag=True, help="Only say how many partitions would go, and how many stay."),
-    click.option("--namespace", "include", multiple=True, help="Only these, and the broker stays active."),
-    click.option("--wait", is_flag=True, help="Until nothing more has to go."),
+    click.option(
+        "--dry-run", is_flag=True, help="Only show how many partitions would move, and how many stay."
+    ),
+    click.option(
+        "--namespace", "include", multiple=True, help="Only this namespace; the broker stays active."
+    ),
+    click.option("--wait", is_flag=True, help="Wait until all partitions have moved."),
     click.option("--timeout", type=arguments.duration_ms, default="300s", help="How long to wait.  [300s]"),
 )
 def unload(
     broker: Broker, broker_id: str, dry_run: bool, include: tuple[str, ...], wait: bool, timeout: int
 ) -> Any:
-    """Let other brokers take over all that a broker owns; it takes nothing more until it is activated.
+    """Move all partitions of a broker to others; it takes none until it is activated.
 
-    What is on its disk only (a reliable topic without shared storage) stays and is served on.
+    A reliable topic without shared storage is on its disk only; it stays and is still served.
     """
     answer = broker.admin.cluster(
         "unload_broker", broker_id=broker_id, dry_run=dry_run, namespaces_include=list(include)
@@ -101,15 +105,13 @@ def activate(broker: Broker, broker_id: str, reason: str) -> Any:
 @broker_command(
     brokers,
     "forget",
-    "Forget a broker that comes back no more.",
+    "Remove a dead broker from the list.",
     _broker_id,
-    click.option(
-        "--accept-loss", is_flag=True, help="Give up what only its disk holds: those partitions are empty."
-    ),
+    click.option("--accept-loss", is_flag=True, help="Give up records that are only on its disk."),
     yes_option,
 )
 def forget(broker: Broker, broker_id: str, accept_loss: bool, yes: bool) -> Any:
-    """Only one that is dead; exit code 4 while it is there, or holds what nobody else has.
+    """The broker must be dead; exit code 4 while it runs, or if it has records that no other broker has.
 
     `danube cluster remove-node` takes its vote.
     """
@@ -120,7 +122,7 @@ def forget(broker: Broker, broker_id: str, accept_loss: bool, yes: bool) -> Any:
 
 @broker_command(brokers, "balance", "Show how evenly the brokers are loaded.")
 def balance(broker: Broker) -> Any:
-    """The loads of active brokers by the configured strategy; 100 is an average one, unless that is fair."""
+    """Show the loads of active brokers by the configured strategy; 100 is the average, except for fair."""
     found = broker.admin.cluster("balance")
     if broker.output == "json":
         return found
@@ -136,11 +138,13 @@ def balance(broker: Broker) -> Any:
     brokers,
     "rebalance",
     "Move partitions from loaded brokers to others.",
-    click.option("--dry-run", is_flag=True, help="Only say which partitions would move now."),
-    click.option("--max-moves", type=click.IntRange(1, 1_000), help="At most; by default what a round has."),
+    click.option("--dry-run", is_flag=True, help="Only show which partitions would move now."),
+    click.option(
+        "--max-moves", type=click.IntRange(1, 1_000), help="At most this many; default: a round's limit."
+    ),
 )
 def rebalance(broker: Broker, dry_run: bool, max_moves: int | None) -> Any:
-    """The leader does one round, in the background; the moves that are shown are what it would do now."""
+    """Start a round of moves at the leader, in the background; print the moves that it would make now."""
     found = broker.admin.cluster("rebalance", dry_run=dry_run, max_moves=max_moves or 0)
     if broker.output == "json":
         return found

@@ -1,4 +1,4 @@
-"""``danube storage``: what is not off this host yet, and getting it back from the store."""
+"""``danube storage``: data that is only on this host, and restoring a broker from the store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def storage() -> None:
 @broker_command(
     storage,
     "status",
-    "Show what is not off this host yet.",
+    "Show data that is only on this host.",
     click.option("--topic", type=topic_name, help="Only this topic."),
 )
 def status(broker: Broker, topic: str | None) -> Any:
@@ -63,12 +63,12 @@ def status(broker: Broker, topic: str | None) -> Any:
 
 @storage.command("restore", short_help="Fill an empty data directory from an object store.")
 @click.argument("url", metavar="URL")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Empty or missing; where the data goes.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Target directory, empty or missing.")
 @click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
 @click.option(
     "--older-metadata",
     is_flag=True,
-    help="Go on with an older copy of the metadata where the newest is damaged.",
+    help="Use an older copy of the metadata if the newest is damaged.",
 )
 @config_file_option
 @output_option()

@@ -23,7 +23,7 @@ _version = click.IntRange(min=1)
 
 @click.group(cls=LazyGroup, aliases={"ls": "list", "rm": "delete", "show": "get"})
 def schema() -> None:
-    """Register, compare and look up schemas, and say which topic asks for which.
+    """Register, compare and look up schemas, and set the schema of a topic.
 
     \b
     danube schema register orders --file order.avsc
@@ -40,7 +40,7 @@ def schema() -> None:
     definition_options,
     click.option("--description", default="", help="What it is for."),
     click.option("--created-by", default="", help="Who registers it."),
-    click.option("--tag", "tags", multiple=True, help="A word to find it by; may be given several times."),
+    click.option("--tag", "tags", multiple=True, help="A search word; may be given several times."),
     click.option("--compatibility", type=COMPATIBILITIES, help="Set the subject's mode first."),
 )
 def register(
@@ -54,7 +54,7 @@ def register(
 ) -> Any:
     """Register a definition as the subject's next version; the same one again gives its version.
 
-    Exit code 8 when it does not parse or breaks the subject's compatibility: every violation is told.
+    Exit code 8 if it does not parse or breaks the subject's compatibility; every violation is printed.
     """
     definition = read_definition(file, text, given_type)
     kind = schema_type(given_type, file)
@@ -101,7 +101,7 @@ def versions(broker: Broker, subject: str) -> Any:
 @broker_command(
     schema,
     "check",
-    "Say whether a definition may come next.",
+    "Check whether a definition may be the next version.",
     _subject,
     definition_options,
     click.option("--compatibility", type=COMPATIBILITIES, help="By this mode.  [the subject's]"),
@@ -114,9 +114,9 @@ def check(
     given_type: str | None,
     compatibility: str | None,
 ) -> int:
-    """Say whether a definition may be the subject's next version; nothing is registered.
+    """Check whether a definition may be the subject's next version, without registering it.
 
-    Exit code 8 when it may not; every violation is printed as path, rule, message and hint.
+    Exit code 8 if it may not; every violation is printed as path, rule, message and hint.
     """
     definition = read_definition(file, text, given_type)
     kind = schema_type(given_type, file)
@@ -141,8 +141,8 @@ def check(
 def diff(broker: Broker, subject: str, old: int | None, new: int | None) -> Any:
     """Compare version OLD with NEW: by default the latest with the one before it.
 
-    What differs is told by what it means: backward, the new version cannot read what the old one wrote;
-    forward, the old version cannot read what the new one writes.
+    Differences are marked backward if the new version cannot read records of the old one, and forward if the
+    old version cannot read records of the new one.
     """
     found = broker.client.schemas.diff(subject, old or 0, new or 0)
     if broker.output == "json":
@@ -167,7 +167,7 @@ def diff(broker: Broker, subject: str, old: int | None, new: int | None) -> Any:
     click.argument("compatibility", type=COMPATIBILITIES),
 )
 def set_compatibility(broker: Broker, subject: str, compatibility: str) -> Any:
-    """Set what a new version of the subject must keep to."""
+    """Set the compatibility rule for new versions of the subject."""
     mode = broker.client.schemas.set_compatibility(subject, compatibility)
     return {"subject": subject, "compatibility": mode}
 
@@ -187,7 +187,7 @@ def list_subjects(broker: Broker, **page: Any) -> Any:
     yes_option,
 )
 def delete(broker: Broker, subject: str, version: int | None, yes: bool) -> Any:
-    """Delete a subject with all versions, or one version; records that name it cannot be read by it."""
+    """Delete a subject with all versions, or one version; records that name it lose their schema."""
     what = f"version {version} of schema subject" if version else "schema subject"
     broker.confirm(subject, f"{what} {subject} will be deleted; records that name it stay", yes)
     schemas = broker.client.schemas
@@ -200,24 +200,24 @@ def delete(broker: Broker, subject: str, version: int | None, yes: bool) -> Any:
 @broker_command(
     schema,
     "set-topic",
-    "Say which schema a topic asks for.",
+    "Set the schema of a topic.",
     _topic,
-    click.option("--subject", help='The subject; "" takes it away.'),
+    click.option("--subject", help='The subject; "" removes it.'),
     click.option("--validation", type=click.Choice(["none", "warn", "enforce"], case_sensitive=False)),
     click.option(
         "--validate-payload/--no-validate-payload", default=None, help="Check every record's bytes."
     ),
 )
 def set_topic(broker: Broker, topic: str, **asked: Any) -> Any:
-    """Change what a topic asks of its records; what is not given stays as it is."""
+    """Change the schema rules of a topic; options that are not given stay unchanged."""
     if all(value is None for value in asked.values()):
         raise click.UsageError("Give --subject, --validation or --validate-payload.")
     return plain(broker.client.schemas.configure_topic(topic, **asked))
 
 
-@broker_command(schema, "topic", "Show which schema a topic asks for.", _topic)
+@broker_command(schema, "topic", "Show the schema of a topic.", _topic)
 def topic_schema(broker: Broker, topic: str) -> Any:
-    """Show a topic's subject and what becomes of records that do not follow it."""
+    """Show a topic's subject and the treatment of records that do not fit it."""
     return plain(broker.client.schemas.topic_schema(topic))
 
 

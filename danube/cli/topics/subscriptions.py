@@ -60,7 +60,7 @@ def describe(broker: Broker, topic: str, subscription: str) -> Any:
 def seek(broker: Broker, topic: str, subscription: str, where: arguments.Position) -> Any:
     """Move a subscription: records from there on are delivered, again or for the first time.
 
-    Prints the places before and after, so that the way back is known.
+    Prints the position before and after, so that you can seek back.
     """
     before = plain(broker.admin.describe_subscription(topic, subscription))
     broker.admin.seek(topic, subscription, arguments.start_argument(where))
@@ -68,7 +68,7 @@ def seek(broker: Broker, topic: str, subscription: str, where: arguments.Positio
     return {"topic": topic, "subscription": subscription, "before": _places(before), "after": _places(after)}
 
 
-@broker_command(subscriptions, "unblock", "Let a blocked subscription go on.", _topic, _subscription)
+@broker_command(subscriptions, "unblock", "Let a blocked subscription continue.", _topic, _subscription)
 def unblock(broker: Broker, topic: str, subscription: str) -> Any:
     """Deliver the records that block a subscription (poison policy `block`) once more."""
     broker.admin.unblock(topic, subscription)
@@ -79,7 +79,7 @@ def unblock(broker: Broker, topic: str, subscription: str) -> Any:
     subscriptions, "delete", "Delete a subscription and its progress.", _topic, _subscription, yes_option
 )
 def delete(broker: Broker, topic: str, subscription: str, yes: bool) -> Any:
-    """Delete a subscription; the records stay, which of them were acknowledged is forgotten."""
+    """Delete a subscription and its progress; the records stay."""
     lost = f"subscription {subscription} of {topic} and its progress will be deleted"
     broker.confirm(subscription, lost, yes)
     broker.admin.delete_subscription(topic, subscription)

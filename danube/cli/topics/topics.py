@@ -1,6 +1,6 @@
 """``danube topics``: list, create, describe, update, delete, seal, unload and accept-loss.
 
-Waiting until what was sealed is in the object store.
+It also waits until sealed segments are in the object store.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option("--durability", type=click.Choice(["memory", "written", "fsync"])),
         click.option(
-            "--retention-time", "retention_ms", type=duration, help="Delete older; 0 keeps for ever."
+            "--retention-time", "retention_ms", type=duration, help="Delete older records; 0 keeps all."
         ),
         click.option("--retention-size", "retention_bytes", type=size, help="Per partition; 0: no bound."),
         click.option(
@@ -135,7 +135,7 @@ def describe(broker: Broker, topic: str) -> Any:
 
 @broker_command(topics, "update", "Change a topic's policy.", _topic, _policy_options)
 def update(broker: Broker, topic: str, **policy: Any) -> Any:
-    """Change the given parts of a topic's policy; what it stored stays."""
+    """Change the given parts of a topic's policy; stored records stay."""
     fields = policy_fields(policy)
     if not fields:
         raise click.UsageError("Give at least one option to change.")
@@ -156,9 +156,9 @@ def delete(broker: Broker, topic: str, yes: bool) -> Any:
 @broker_command(
     topics,
     "seal",
-    "Seal what is written, so that it can be uploaded.",
+    "Seal all written records, so that they can be uploaded.",
     _topic,
-    click.option("--wait", is_flag=True, help="Until it is in the object store, too."),
+    click.option("--wait", is_flag=True, help="Wait until the records are in the object store."),
     click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]"),
 )
 def seal(broker: Broker, topic: str, wait: bool, timeout: int) -> Any:
@@ -169,7 +169,7 @@ def seal(broker: Broker, topic: str, wait: bool, timeout: int) -> Any:
     return {"topic": topic, "sealed_ends": ends, "uploaded": wait}
 
 
-@broker_command(topics, "unload", "Let other brokers of a cluster take a topic over.", _topic)
+@broker_command(topics, "unload", "Move a topic to other brokers of the cluster.", _topic)
 def unload(broker: Broker, topic: str) -> Any:
     """Ask the owners of a topic's partitions to release them; a name like orders-part-3 means that one."""
     return broker.admin.cluster("unload_topic", topic=topic)
@@ -179,8 +179,9 @@ def unload(broker: Broker, topic: str) -> Any:
 def accept_loss(broker: Broker, topic: str, yes: bool) -> Any:
     """Stop waiting for the disks of brokers that will not come back; see holes in `danube topics describe`.
 
-    Subscriptions go on, and what comes back later stays where it is.  Tells how many offsets are given up: at
-    most so many records, as a hole also has offsets that were reserved and never given to one.
+    Subscriptions go on.  Records that come back later are not delivered.  The command prints the number of
+    offsets given up; the number of records may be smaller, because a hole also has reserved offsets without a
+    record.
     """
     waiting = [one for one in broker.admin.open_holes(topic) if one["holes"]]
     ends = {one["partition"]: one["holes"][-1]["end"] for one in waiting}
@@ -194,7 +195,7 @@ def accept_loss(broker: Broker, topic: str, yes: bool) -> Any:
 
 
 def topic_object(entry: Any) -> dict[str, Any]:
-    """Return a topic as it is printed: one flat object, in a description with what each partition says."""
+    """Return a topic as one flat object for printing; a description includes each partition."""
     found: dict[str, Any] = plain(entry)
     if isinstance(found.get("topic"), dict):
         found = {**found["topic"], "partitions": found["partitions"]}

@@ -23,7 +23,7 @@ class AdminLine:
         self._channel: Channel | None = None
 
     def ask(self, method: str, /, **fields: Any) -> Any:
-        """``method`` is ``Service/Method``; raises what the status means."""
+        """Call ``method``, a ``Service/Method``; raises the error of its status."""
         if self._channel is None:
             self._channel = self._open(self._endpoint)
         return _call(self._channel, method, fields)

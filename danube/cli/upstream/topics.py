@@ -59,7 +59,7 @@ def topics() -> None:
 def set_failure_policy(
     line: AdminLine, topic: str, subscription: str, backoff_strategy: str, poison_policy: str, **fields: Any
 ) -> list[str]:
-    """Say what becomes of messages that are nacked or not acked in time."""
+    """Set the treatment of messages that are nacked or not acked in time."""
     policy = pb.SubscriptionFailurePolicy(
         backoff_strategy=_BACKOFFS[backoff_strategy], poison_policy=_POISONS[poison_policy], **fields
     )
@@ -104,7 +104,7 @@ def get_failure_policy(line: AdminLine, topic: str, subscription: str) -> Shown:
 def configure_schema(
     line: AdminLine, topic: str, subject: str, validation_policy: str, enable_payload_validation: bool
 ) -> list[str]:
-    """Set a topic's schema subject and what becomes of messages that break it."""
+    """Set a topic's schema subject and the treatment of messages that break it."""
     line.ask(
         "SchemaRegistry/ConfigureTopicSchema",
         topic_name=topic,
@@ -126,7 +126,7 @@ def configure_schema(
 def set_validation_policy(
     line: AdminLine, topic: str, policy: str, enable_payload_validation: bool
 ) -> list[str]:
-    """Change what becomes of messages that break the topic's schema."""
+    """Change the treatment of messages that break the topic's schema."""
     line.ask(
         "SchemaRegistry/UpdateTopicValidationPolicy",
         topic_name=topic,

@@ -418,7 +418,7 @@ class Tiers:
         if tier is None or hosted.failure is not None:
             return None
         if hosted.policy.expires:
-            tier.log.look_at_age(now_us, hosted.policy.retention_ms)
+            tier.log.check_age(now_us, hosted.policy.retention_ms)
             if tier.log.should_roll:
                 self._roll(hosted)
         if tier.manifest is None:

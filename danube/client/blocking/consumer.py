@@ -1,4 +1,4 @@
-"""The consumer of the blocking client, and what it hands out."""
+"""The consumer of the blocking client, and its messages and batches."""
 
 from __future__ import annotations
 

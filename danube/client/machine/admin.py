@@ -41,14 +41,14 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic with what the owner of each partition says of it, in partition order."""
+    """A topic with its owners' descriptions of each partition, in partition order."""
 
     topic: TopicInfo
     partitions: list[dict[str, Any]]
 
 
 class SubscriptionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A subscription over all partitions: what each partition says, in partition order."""
+    """A subscription over all partitions: its state in each, in partition order."""
 
     subscription: str
     mode: str = ""
@@ -108,7 +108,7 @@ def failure_policy_of(failure: FailurePolicy | dict[str, Any] | None) -> Failure
 
 
 def policy_fields(reliable: bool | None, durability: str | None = None, **fields: Any) -> dict[str, Any]:
-    """The given fields of a topic policy as they travel; what is None is left to the broker."""
+    """Return the given fields of a topic policy in wire form; the broker decides those that are None."""
     policy: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if "failure" in policy:
         policy["failure"] = msgspec.to_builtins(failure_policy_of(policy["failure"]))

@@ -123,7 +123,7 @@ def consumer_options(
     max_unacked: int = 0,
     failure: FailurePolicy | dict[str, Any] | None = None,
 ) -> ConsumerOptions:
-    """Check what can be checked without a broker."""
+    """Check the options that can be checked without a broker."""
     check_topic_name(topic)
     check_label(subscription, "subscription")
     name = name or f"consumer-{uuid.uuid4().hex}"

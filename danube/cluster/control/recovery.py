@@ -104,10 +104,10 @@ def refuse_unfinished(data_dir: Path, command: str = "") -> Plan | None:
 
 
 def refuse_unsound(data_dir: Path) -> None:
-    """Raise an error if a member cannot start: an unfinished plan, a missing or damaged journal or
-    ``node_id``.
+    """Raise an error if a member cannot start.
 
-    A controller would fail in the same way, and be restarted for ever.
+    There is an unfinished plan, or the journal or ``node_id`` is missing or damaged.  A controller would fail
+    in the same way, and be restarted for ever.
     """
     refuse_unfinished(data_dir)
     check_node_file(data_dir)

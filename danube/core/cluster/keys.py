@@ -189,7 +189,7 @@ class KeySpace(Records[str, KeyRecord]):
         return other
 
     def load(self, records: Iterable[KeyRecord], counters: Iterable[tuple[str, int]] = ()) -> None:
-        """Take in what a snapshot kept; keys in order."""
+        """Load the keys and counters of a snapshot; keys are sorted."""
         for record in records:
             self._put(record)
         self._counters = dict(counters)

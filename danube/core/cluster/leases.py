@@ -1,9 +1,8 @@
 """Leases inside the metadata machine: rights that end when they are not renewed.
 
-A lease ends by a command, never by itself: whoever watches the time proposes to expire what is due, and
-the machine looks again, against its own agreed time and the lease's revision, so a renewal that came
-before wins.  Ids above 0 are chosen by proposers; a key that was put with a time to live of its own has
-a lease below 0, which goes with the key.
+A lease ends only by a command.  The process that watches the time proposes to expire the leases that are due.
+The machine then checks its own agreed time and the lease's revision, so an earlier renewal wins.  Proposers
+choose ids above 0. A key with its own time to live has a lease with an id below 0, which ends with the key.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The course of a subscription: in which order it comes to offsets, and which it passes over.
+"""The course of a subscription: in which order it delivers offsets, and which offsets it skips.
 
-A *place* numbers what the window has, in the order of first deliveries.  While a subscription passes over
-nothing, a place is its offset.  A gap has no places, so however wide it is the window is no wider for it, and
-what comes back of a hole has places behind those of higher offsets.  The course is a list of pieces: from one
-place on offsets follow each other, up to the place where the next piece begins.
+A *place* is the number of a record in the window, in the order of first deliveries.  While a subscription
+skips nothing, place and offset are equal.  A gap has no places, so it does not widen the window.  Records
+that come back in a hole get places behind those of higher offsets.  The course is a list of pieces.  In a
+piece, offsets follow each other from one place up to the place where the next piece begins.
 
 Ranges of a subscription's window that have no record: compacted, damaged, expired or never used.
 """
@@ -178,7 +178,7 @@ SPAN_LIMIT: Final = MAX_UNACKED_LIMIT  # of places, whatever of them has records
 
 
 class Gaps:
-    """A window's width counts records, so what lies in a gap does not count: up to SPAN_LIMIT."""
+    """A window's width counts records, so offsets in a gap do not count: up to SPAN_LIMIT."""
 
     __slots__ = ("_ranges",)
 
@@ -189,7 +189,7 @@ class Gaps:
         self._ranges = no_ranges()
 
     def add(self, ranges: Offsets, floor: int) -> None:
-        """These (int64[n][2]) have no record; what lies below the floor is of no use any more."""
+        """Add ``ranges`` (int64[n][2]) without records; ranges below the floor are dropped."""
         self._ranges = joined(within(np.concatenate((self._ranges, ranges)), floor, OFFSETS_END))
 
     def close_up(self, start: int, end: int) -> None:

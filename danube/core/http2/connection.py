@@ -1,12 +1,12 @@
 """The server's side of one HTTP/2 connection as a machine without a socket (RFC 9113).
 
-Bytes and the time go into ``receive``; the handler is told of requests, data and cancelled streams;
-``output`` collects what is to be sent.  Only whole frames are taken, so cutting the bytes elsewhere
-changes nothing.  Nothing that a peer sends raises: a fault of one stream resets it, a fault of the
-connection queues GOAWAY and sets ``failed``, after which the door sends ``output`` and closes.
+Bytes and the time go into ``receive``. The handler gets requests, data and cancelled streams; ``output``
+collects the bytes to send.  Only whole frames are taken, so the result does not depend on how the bytes were
+cut.  No input of a peer raises an exception.  A fault of one stream resets that stream.  A fault of the
+connection queues GOAWAY and sets ``failed``; the door then sends ``output`` and closes.
 
-Flow control towards us is explicit: what ``data`` was given counts against both windows until the
-door says ``consumed``, also when the stream has ended meanwhile.
+Flow control of received data is explicit: bytes given to ``data`` count against both windows until the door
+calls ``consumed``, even if the stream has ended meanwhile.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from danube.errors import ProtocolError, broken
 __all__ = ["Http2Handler", "Http2Settings", "RequestHead", "ServerConnection", "Stream"]
 
 KEEPALIVE_PING: Final = b"\0danube\0"
-TOGETHER_MIN: Final = 4  # calls in what was received before; fewer cost less frame by frame
+TOGETHER_MIN: Final = 4  # calls in one receive; fewer cost less frame by frame
 _TOGETHER_MAX: Final = 256
 _TRIES: Final = 2  # more, behind other frames: each copies the rest of the buffer
 _EMPTY: Final = memoryview(b"")
-_PREFACE_PENDING: Final = 1  # what must come next; 0: any frame
+_PREFACE_PENDING: Final = 1  # the kind of frame that must come next; 0: any
 _SETTINGS_PENDING: Final = 2
 _CONTINUATION_PENDING: Final = 3
 _Decoded = TypeVar("_Decoded")
@@ -187,7 +187,7 @@ class ServerConnection(ControlSide):
         return start
 
     def _want(self, size: int, *, progress: bool) -> None:
-        """Part of what is needed is there and its rest is due."""
+        """Note that part of a frame is there and its rest is due."""
         self.wanted = size
         if progress or not self._timers.partial_since_ns:
             self._timers.partial_since_ns = self._now_ns
@@ -341,7 +341,7 @@ class ServerConnection(ControlSide):
     def _take_together(self, buffer: memoryview, start: int, end: int) -> int:
         """Take whole calls that are all alike, if the buffer begins with some; returns where they end.
 
-        Where anything is unusual nothing is taken, and frame by frame says what is wrong.
+        If anything is unusual no call is taken; processing frame by frame then finds the fault.
         """
         if start == end:
             return start

@@ -3,10 +3,10 @@
 Blocks that a server sends are built from the static table and literals that are never indexed.  They leave no
 trace in a peer's decoder, so one block is right for every stream of every connection and is made once.
 
-Most calls of a client repeat a block byte for byte.  A block that leaves the dynamic table as it was
-means the same as long as the table is unchanged, so its head is remembered under its bytes; a block
-that inserts or resizes forgets all of them.  A client that puts a changing ``grpc-timeout`` into the
-table misses that memory every time, so heads are remembered once more by their other fields.
+Most calls of a client repeat a block byte for byte.  A block that does not change the dynamic table has the
+same meaning until the table changes, so its head is cached by its bytes.  A block that inserts or resizes
+clears this cache.  A client that inserts a changing ``grpc-timeout`` misses the cache every time, so heads
+are also cached by their other fields.
 
 Everything is bounded: the list as RFC 9113 counts it, fields, the table, both memories.  A list above a limit
 is named as the head's problem; ``_EXCESS`` times the limit ends the connection.
@@ -57,7 +57,7 @@ def percent_encoded(message: str) -> str:
     if len(encoded) > GRPC_MESSAGE_BYTES_MAX:
         cut = encoded[:GRPC_MESSAGE_BYTES_MAX]
         half = cut.rfind("%", len(cut) - 2)
-        # A letter may be several escapes; what is left of one is dropped.
+        # A letter may be several escapes; an incomplete one is dropped.
         encoded = quote(unquote(cut[:half] if half >= 0 else cut, errors="ignore"), safe=_PLAIN)
     return encoded.strip(" ")
 
@@ -99,7 +99,7 @@ class _Table(HeaderTable):
 class RequestDecoder:
     """Header blocks of one connection to request heads, with both memories.
 
-    ``heads`` may be asked directly; what is not in it goes through ``head``.
+    Callers may look up ``heads`` directly; blocks that are not in it go through ``head``.
     """
 
     __slots__ = ("_changed", "_fields_max", "_heads_by_fields", "_hpack", "_list_bytes", "_list_bytes_max",

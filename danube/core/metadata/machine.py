@@ -1,9 +1,9 @@
 """The metadata machine: namespaces and topics, changed by commands in one agreed order.
 
-``apply(index, command)`` is deterministic: machines that apply the same commands in the same order
-are equal, wherever the order comes from (a local log, or a replicated one).  It refuses only what
-would break the machine, because what was agreed once must stay applicable in later versions;
-``check(command)`` is for the proposer and refuses everything that is not allowed today.
+``apply(index, command)`` is deterministic: machines that apply the same commands in the same order are equal,
+wherever the order comes from (a local log, or a replicated one). ``apply`` refuses only commands that would
+break the machine, because agreed commands must stay applicable in later versions.  ``check(command)`` is for
+the proposer and refuses everything that is not allowed today.
 
 Rules:  names follow danube.ids;  a name that ends like a partition is never a topic's own, so
 ``/ns/t`` and ``/ns/t-part-0`` cannot mean two things, while ``/ns/foo`` and ``/ns/foobar`` have
@@ -12,9 +12,9 @@ and system are always there;  a namespace is deleted only when it is empty.
 
 Parts with rules of their own: schemas (:mod:`danube.core.metadata.schemas`), roles and bindings
 (:mod:`danube.core.metadata.roles`), consumers that clients know by a number
-(:mod:`danube.core.metadata.known_consumers`), and what only a cluster has
-(:mod:`danube.core.cluster.state`).  What belongs to a topic (its schema, its subscriptions' settings, its
-known consumers, who owns its partitions) goes with it.  Bytes: :mod:`danube.core.metadata.snapshot`.
+(:mod:`danube.core.metadata.known_consumers`), and what only a cluster has (:mod:`danube.core.cluster.state`).
+The parts of a topic (its schema, its subscriptions' settings, its known consumers, the ownership of its
+partitions) are deleted with it.  Bytes: :mod:`danube.core.metadata.snapshot`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _SUGGESTION_CANDIDATES_MAX: Final = 32
 
 
 class Metadata:
-    """All that one broker or cluster agreed on.  ``version`` is the index of the last applied command."""
+    """The agreed state of one broker or cluster.  ``version`` is the index of the last applied command."""
 
     __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "cluster", "consumers",
                  "next_topic_id", "registry", "settings_count", "version")  # fmt: skip
@@ -228,7 +228,10 @@ class Metadata:
         return True
 
     def _same(self, existing: TopicRecord, command: CreateTopic) -> bool:
-        """Whether ``existing`` is what ``command`` ensures; PolicyMismatch where only the policy differs."""
+        """Whether ``existing`` equals the topic that ``command`` ensures.
+
+        Raises PolicyMismatch if only the policy differs.
+        """
         if existing.partitions != command.partitions:
             return False
         if existing.policy != command.policy:
@@ -316,8 +319,8 @@ class Metadata:
     def apply(self, index: int, command: Command) -> list[Change]:
         """Take the command with number ``index``, which is ``version`` + 1, and return what changed.
 
-        A command that the machine refuses uses up its index and changes nothing else; the error is
-        raised.  What is so already (an ensured creation, an equal policy) changes nothing.
+        A refused command uses up its index and changes nothing else; the error is raised.  A command without
+        an effect (an ensured creation, an equal policy) changes nothing.
         """
         if index != self.version + 1:
             broken("a metadata command is out of order", index=index, version=self.version)
@@ -342,7 +345,7 @@ class Metadata:
         return [self._change(command)]
 
     def _change(self, command: CreateTopic | TopicEdit | NamespaceCommand) -> Change:
-        """Carry out what is needed and allowed."""
+        """Carry out the needed and allowed changes."""
         match command:
             case CreateTopic():
                 record = TopicRecord(

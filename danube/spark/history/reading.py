@@ -33,7 +33,7 @@ _frozen = False
 def read_split(
     split: Split, places: Sequence[AnyPlace], decoder: Decoder, losses: Losses, broker: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a split, run after run; what is lost is noted or raised."""
+    """Yield the records of a split, run after run; losses are noted or raised."""
     kernels.load()
     fetcher = Fetcher(places)
     tail = Tail(broker) if broker else None
@@ -55,7 +55,10 @@ def read_split(
 
 
 def enable_logging() -> None:
-    """A worker of Spark has no handler for our events, and Python's own would leave out what was lost."""
+    """Add a log handler if there is none, as in a Spark worker.
+
+    Python's default handler would omit the lost ranges.
+    """
     if not logging.getLogger(telemetry.ROOT).hasHandlers():
         telemetry.configure("warning", process="spark")
 
@@ -118,7 +121,7 @@ def _read_run(
 
 
 def _found_again(run: Run, start: int, places: Sequence[AnyPlace], losses: Losses) -> list[Piece]:
-    """Pieces for the rest of a run, from what the places hold now."""
+    """Return pieces for the rest of a run, from the current content of the places."""
     identity = LogIdentity(run.topic_id, run.partition)
     log_ids = [piece.segment.log_id for piece in run.pieces]
     histories = tuple(place.history(identity).of_log((*log_ids, NO_LOG)[0]) for place in places)

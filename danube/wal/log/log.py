@@ -406,13 +406,13 @@ class Log:
         Nothing at or above ``keep_from`` is deleted.
         """
         cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
-        self.look_at_age(now_us, retention_ms)
+        self.check_age(now_us, retention_ms)
         if self._segments == [self.active]:
             return []  # as most of many logs are, most of the time
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
         return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
 
-    def look_at_age(self, now_us: int, retention_ms: int) -> None:
+    def check_age(self, now_us: int, retention_ms: int) -> None:
         """Make should_roll true if the active segment is old for ``retention_ms`` (0: never).
 
         Its owner then rolls it, also for a topic without producers, and retention deletes it later.

@@ -321,7 +321,7 @@ def topics_in(snapshot: bytes) -> list[tuple[str, int, int]]:
 
 
 def log_ids_of(topics: Iterable[tuple[str, int, int]]) -> dict[int, bytes]:
-    """Return, by topic id, the log ids in its segments; ``topics`` are names, ids and creation times."""
+    """Return log ids by topic id; ``topics`` are names, ids and creation times."""
     ids: dict[int, bytes] = {}
     for name, topic_id, created_us in topics:
         hasher = content_hasher()

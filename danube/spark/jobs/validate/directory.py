@@ -1,5 +1,4 @@
-"""A broker's data directory: which files to read, and whether they agree with the mark, the cursors and each
-other.
+"""A broker's data directory: files to read, and checks of them against mark, cursors and each other.
 
 It may run beside the broker.  The mark and the cursors are read first, so that they cannot be ahead of files
 that are read later.  Apparent faults are checked again while the directory changes.

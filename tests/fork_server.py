@@ -113,6 +113,7 @@ def disable() -> None:
     _enabled_in = 0
     while _servers:
         _, (process, control) = _servers.popitem()
+        control.shutdown(socket.SHUT_RDWR)  # a process that this one forked may hold it, too
         control.close()
         process.wait()
 

@@ -18,6 +18,7 @@ from danube.core.placement.duties import MOVES_KEPT_MAX, ClusterView, moves_reco
 from danube.core.placement.load_report import LoadReport
 from danube.core.placement.partition_table import PartitionTable
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
+from tests.examples import examples
 from tests.unit.cluster_site import SECOND_US, Site
 
 EPISODES = 6
@@ -164,7 +165,7 @@ class Model:
         )
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(examples(25)))
 def test_every_partition_finds_an_owner_and_the_limits_hold(seed: int) -> None:
     model = Model(seed)
     for _ in range(EPISODES):

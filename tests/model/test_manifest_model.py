@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
+from tests.examples import examples
 from tests.golden.tiered_cases import IDENTITY, entry
 
 STEPS = 120
@@ -111,7 +112,7 @@ class Model:
         assert manifest.at_time(time_us) == (newer[0] if newer else len(held))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(40)))
 def test_random_changes_answer_like_a_list(seed: int) -> None:
     model = Model(seed)
     for _ in range(STEPS):

@@ -22,6 +22,7 @@ from danube.wal.segments.segment import base_offset_of
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.rewriting import merge_objects
 from danube.wal.tier.uploader import Ownership, Uploader, adding, dropped_keys, replacing
+from tests.examples import examples
 from tests.unit.faulty_store import (
     TOPIC,
     Crash,
@@ -35,7 +36,7 @@ from tests.unit.faulty_store import (
 from tests.unit.wal_samples import IDENTITY, memory_directory
 
 SEGMENTS = 5
-SEEDS = range(300)
+SEEDS = range(examples(300))
 MOVES_MAX = 2_000
 WAIT_S = 20.0
 

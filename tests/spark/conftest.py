@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 import danube.sync
 from danube.errors import ConfigInvalid
+from danube.spark.jobs.running import LocalRunner, Work
 from tests.broker_process import BrokerProcess
 from tests.spark.history import PARTED, TOPIC, Journal, publish
 
@@ -49,6 +52,21 @@ def quick_home(folder: Path) -> Path:
     return folder
 
 
+def quick_python(path: Path) -> Path:
+    """This Python for Spark's workers, with a daemon that has imported what they need.
+
+    A query starts workers of four kinds and more, each of which would import Danube and Arrow again.
+    """
+    python = shlex.quote(sys.executable)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'if [ "$1 $2" = "-m pyspark.daemon" ]; then shift 2; exec {python} -m tests.spark.daemon "$@"; fi\n'
+        f'exec {python} "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def scratch_of_jvms() -> Iterator[None]:
     """What a killed JVM leaves (sockets, libraries, blocks) lies in one folder and goes with it.
@@ -73,6 +91,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     home = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["SPARK_HOME"] = str(quick_home(home / "home"))
+    python = str(quick_python(home / "python"))
+    os.environ |= dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), python)
     made = session(
         "danube-tests",
         "local[2,2]",
@@ -88,6 +108,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     yield made
     made.stop()
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs without Spark work in this process alone: each further one would import for a second."""
+
+    def run(runner: LocalRunner, work: Work, tasks: Sequence[Any]) -> Iterator[tuple[int, bytes]]:
+        yield from enumerate(map(work, tasks))
+
+    monkeypatch.setattr(LocalRunner, "run", run)
 
 
 @pytest.fixture

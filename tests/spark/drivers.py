@@ -24,7 +24,13 @@ def start_driver(module: str, words: Sequence[str], output: Path) -> subprocess.
         return subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
             stdout=file,
             stderr=file,
             start_new_session=True,
@@ -70,6 +76,7 @@ def shell_environment() -> dict[str, str]:
         "JAVA_HOME": str(find_java()),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_JAVA_OPTS": TUNING,

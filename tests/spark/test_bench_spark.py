@@ -12,7 +12,7 @@ from perf import spark as rows
 from perf.rows import ROWS, SPARK
 from perf.turns import Bench, Settings, plan_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 
 @pytest.mark.e2e

@@ -111,6 +111,7 @@ def test_every_record_is_exported_once_and_the_next_run_adds_what_is_new(lake: L
     assert lake.offsets() == list(range(750))
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_files_are_so_many_that_all_slots_end_together(lake: Lake, slots: int) -> None:
     """Three files of the size asked for become four where two or four run at once."""

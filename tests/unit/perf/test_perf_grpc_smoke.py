@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perf import bench as command
-from perf import grpc_door, lone
+from perf import grpc_door
 from perf.rows import GRPC, ROWS
 from perf.turns import Bench, Settings, plan_of
 from tests.broker_process import BrokerProcess
@@ -98,7 +98,7 @@ def test_one_message_after_another_is_judged_by_rate_and_processor_time(
     program = tmp_path / "danube-lone"
     program.write_text(LONE)
     program.chmod(0o755)
-    monkeypatch.setattr(lone, "built", lambda: str(program))
+    monkeypatch.setattr(grpc_door, "built", lambda: str(program))
     with Bench(Settings(directory=tmp_path, workers=2, scale=0.01, rounds=0), shared_broker) as bench:
         plan = plan_of("rust-lone", bench)
         found = plan.danube()
@@ -111,6 +111,6 @@ def test_one_message_after_another_is_judged_by_rate_and_processor_time(
 def test_without_cargo_the_rust_client_is_a_visible_skip(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lone.compat.shutil, "which", lambda program: None)
+    monkeypatch.setattr(grpc_door.compat.shutil, "which", lambda program: None)
     assert command.main(["--compare", "rust-lone", "--scale", "0"]) == 0
     assert capsys.readouterr().out == "SKIPPED rust-lone: cargo is not installed\n"

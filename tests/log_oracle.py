@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from danube.wal.verify.bytes import FileSource, FindingKind
 from danube.wal.verify.segment import Batch as VerifiedBatch
-from danube.wal.verify.segment import Segment, read_segment
+from danube.wal.verify.segment import read_segment
+from danube.wal.verify.walk import Segment
 
 __all__ = ["Report", "VerifiedBatch", "VerifiedFile", "read_batches", "verify"]
 

@@ -15,10 +15,10 @@ from danube.core.batch.columns import BatchView
 from danube.core.batch.format import Compression, Flag, read_header
 from danube.core.dispatch.cursor import CursorState
 from danube.errors import DanubeError
-from danube.wal.verify.bytes import BytesSource, FindingKind, Source
+from danube.wal.verify.bytes import BytesSource, FindingKind, Problem, Source
 from danube.wal.verify.journal import looks_like_journal, read_member_journal
 from danube.wal.verify.objects import MANIFEST_MAGIC, key_of, read_manifest
-from danube.wal.verify.segment import Batch, Problem, Segment, read_segment
+from danube.wal.verify.segment import Batch, read_segment
 from danube.wal.verify.state import (
     CURSORS_MAGIC,
     MARK_MAGIC,
@@ -31,6 +31,7 @@ from danube.wal.verify.state import (
     read_producers,
     read_snapshot,
 )
+from danube.wal.verify.walk import Segment
 
 SMALL_BYTES_MAX: Final = 2 << 30
 _PRODUCERS_SHOWN_MAX: Final = 20
@@ -148,32 +149,27 @@ def _segment(name: str, source: Source) -> Inspection:
 
 
 def _segment_facts(segment: Segment) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "topic_id": f"{segment.topic_id:016x}",
-        "partition": segment.partition,
-        "epoch": segment.epoch,
-        "base_offset": segment.base_offset,
-        "end_offset": segment.end_offset,
-        "records": segment.record_count,
-        "batches": segment.batch_count,
-        "size_bytes": segment.size,
-        "data_end": segment.data_end,
-        "sealed": segment.sealed,
-        "compacted": segment.compacted,
-        "merged": segment.chained,
-        "created_us": segment.created_us,
-        "first_append_us": segment.first_append_us,
-        "last_append_us": segment.last_append_us,
-    }
+    facts = _whose((segment.topic_id, segment.partition)) | _named(
+        segment,
+        "epoch base_offset end_offset record_count:records batch_count:batches size:size_bytes data_end"
+        " sealed compacted chained:merged created_us first_append_us last_append_us",
+    )
     if segment.sealed:
         facts |= {
-            "content_hash": segment.content_hash.hex(),
-            "previous_hash": segment.previous_hash.hex(),
-            "chain_hash": segment.chain_hash.hex(),
-            "index_entries": segment.index_count,
-            "producer_snapshot_bytes": segment.snapshot_size,
+            name: getattr(segment, name).hex() for name in ("content_hash", "previous_hash", "chain_hash")
         }
+        facts |= _named(segment, "index_count:index_entries snapshot_size:producer_snapshot_bytes")
     return facts
+
+
+def _named(source: object, names: str) -> dict[str, Any]:
+    """Attributes of ``source`` under their names, or under the one that stands behind a colon."""
+    pairs = (name.partition(":") for name in names.split())
+    return {told or name: getattr(source, name) for name, _, told in pairs}
+
+
+def _whose(identity: tuple[int, int]) -> dict[str, Any]:
+    return {"topic_id": f"{identity[0]:016x}" if identity[0] >= 0 else "", "partition": identity[1]}
 
 
 def _manifest(data: bytes) -> Inspection:
@@ -188,14 +184,11 @@ def _manifest(data: bytes) -> Inspection:
         f"offsets {manifest.start_offset} to {manifest.uploaded_end}"
     )
     rows = [
-        {
-            "base_offset": entry.base_offset,
-            "end_offset": entry.end_offset,
-            "records": entry.record_count,
-            "bytes": entry.size_bytes,
-            "epoch": entry.epoch,
-            "last_append_us": entry.last_append_us,
-            "uploaded_us": entry.uploaded_us,
+        _named(
+            entry,
+            "base_offset end_offset record_count:records size_bytes:bytes epoch last_append_us uploaded_us",
+        )
+        | {
             "flags": " ".join(
                 word
                 for bit, word in ((1, "hole-before"), (2, "compacted"), (4, "merged"))
@@ -205,19 +198,9 @@ def _manifest(data: bytes) -> Inspection:
         }
         for entry in entries
     ]
-    facts = {
-        "topic": manifest.topic,
-        "topic_id": f"{manifest.identity[0]:016x}" if manifest.identity[0] >= 0 else "",
-        "partition": manifest.identity[1],
-        "epoch": manifest.epoch,
-        "generation": manifest.generation,
-        "start_offset": manifest.start_offset,
-        "uploaded_end": manifest.uploaded_end,
-        "objects": len(entries),
-        "holes": len(manifest.holes),
-        "records": records,
-        "bytes": size,
-    }
+    facts = {"topic": manifest.topic} | _whose(manifest.identity)
+    facts |= _named(manifest, "epoch generation start_offset uploaded_end")
+    facts |= {"objects": len(entries), "holes": len(manifest.holes), "records": records, "bytes": size}
     tables = {"entries": rows}
     if manifest.holes:
         tables["holes"] = [{**hole._asdict(), "words": hole.words} for hole in manifest.holes]
@@ -251,13 +234,9 @@ def _cursors(data: bytes) -> Inspection:
     )
     if not cursors.generation and not cursors.problems:
         words = "cursors, never written"
-    facts = {
-        "topic_id": f"{cursors.identity[0]:016x}",
-        "partition": cursors.identity[1],
-        "generation": cursors.generation,
-        "used_bytes": cursors.end,
-        "size_bytes": len(data),
-    }
+    facts = (
+        _whose(cursors.identity) | _named(cursors, "generation end:used_bytes") | {"size_bytes": len(data)}
+    )
     return Inspection("cursors", words, facts, {"subscriptions": rows}, cursors.problems)
 
 
@@ -267,15 +246,7 @@ def _mark(data: bytes) -> Inspection:
         f"sync mark of {partition_words(*mark.identity)}: every record below offset {mark.synced_end} "
         f"was on disk, byte {mark.position} of segment {mark.base_offset}"
     )
-    facts = {
-        "topic_id": f"{mark.identity[0]:016x}",
-        "partition": mark.identity[1],
-        "number": mark.number,
-        "synced_end": mark.synced_end,
-        "base_offset": mark.base_offset,
-        "position": mark.position,
-        "epoch": mark.epoch,
-    }
+    facts = _whose(mark.identity) | _named(mark, "number synced_end base_offset position epoch")
     return Inspection("mark", words if mark.number else "sync mark, never written", facts, {}, mark.problems)
 
 
@@ -285,12 +256,7 @@ def _producers(data: bytes) -> Inspection:
         f"producer checkpoint of {partition_words(*producers.identity)}: knows the batches below offset "
         f"{producers.end_offset}"
     )
-    facts = {
-        "topic_id": f"{producers.identity[0]:016x}",
-        "partition": producers.identity[1],
-        "end_offset": producers.end_offset,
-        "snapshot_bytes": producers.snapshot_size,
-    }
+    facts = _whose(producers.identity) | _named(producers, "end_offset snapshot_size:snapshot_bytes")
     return Inspection("producers", words, facts, {}, producers.problems)
 
 
@@ -300,15 +266,8 @@ def _metadata_log(data: bytes) -> Inspection:
         f"metadata log, file {log.generation} of its name: a snapshot of command {log.snapshot_version}, "
         f"{len(log.entries)} entries, committed up to command {log.version}"
     )
-    facts = {
-        "generation": log.generation,
-        "snapshot_version": log.snapshot_version,
-        "version": log.version,
-        "entries": len(log.entries),
-        "committed_end": log.committed_end,
-        "unfinished_bytes": log.unfinished,
-        "size_bytes": len(data),
-    }
+    facts = _named(log, "generation snapshot_version version") | {"entries": len(log.entries)}
+    facts |= _named(log, "committed_end unfinished:unfinished_bytes") | {"size_bytes": len(data)}
     found = Inspection("metadata log", words, facts, {}, log.problems)
     _add_topics(found, log.snapshot, [entry.content for entry in log.entries], log.snapshot_version)
     return found
@@ -320,16 +279,9 @@ def _member_journal(data: bytes) -> Inspection:
         f"journal of node {journal.identity[1] or 'unknown'} in cluster {journal.identity[0] or 'unknown'}: "
         f"{journal.steps} steps, entries up to {journal.last_index}"
     )
-    facts = {
-        "cluster_id": journal.identity[0],
-        "node_id": journal.identity[1],
-        "last_index": journal.last_index,
-        "snapshot_index": journal.snapshot_index,
-        "snapshot_bytes": len(journal.snapshot),
-        "committed_end": journal.committed_end,
-        "unfinished_bytes": journal.unfinished,
-        "size_bytes": len(data),
-    }
+    facts = {"cluster_id": journal.identity[0], "node_id": journal.identity[1]}
+    facts |= _named(journal, "last_index snapshot_index") | {"snapshot_bytes": len(journal.snapshot)}
+    facts |= _named(journal, "committed_end unfinished:unfinished_bytes") | {"size_bytes": len(data)}
     return Inspection("journal", words, facts, {}, journal.problems)
 
 

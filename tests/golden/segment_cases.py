@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from danube.wal.segments.key_compaction import LatestKeys, compact
 from danube.wal.segments.merge import merge
 from danube.wal.segments.segment import log_id_of
@@ -14,6 +16,7 @@ from danube.wal.verify.segment import read_segment
 from tests.unit.merge_samples import Record, sealed_log
 
 LOG_ID = log_id_of("/default/orders", 7, 1_000)
+_NOT_PINNED = {"begun_seal", "claimed_end", "first_epoch", "left_out", "log_id"}
 FOLDER = Path(__file__).resolve().parent / "segments"
 BATCHES: list[list[list[Record]]] = [
     [[(b"a", b"1"), (b"b", b"2"), (None, b"3")], [(b"a", b"4")]],
@@ -46,6 +49,8 @@ def describe(data: bytes) -> dict[str, Any]:
         BytesSource(data), 0 if data[24:32] == bytes(8) else 4, lambda batch, _: batches.append(list(batch))
     )
     values = {
-        name: value.hex() if isinstance(value, bytes) else value for name, value in vars(segment).items()
+        name: value.hex() if isinstance(value, bytes) else value
+        for name, value in msgspec.structs.asdict(segment).items()
+        if name not in _NOT_PINNED
     }
     return values | {"batches": batches}

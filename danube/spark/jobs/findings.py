@@ -14,64 +14,18 @@ from typing import Any, Final
 import msgspec
 
 from danube.wal.segments.segment import NO_LOG
+from danube.wal.verify.bytes import Damage
+from danube.wal.verify.walk import Segment
 
 EXIT_CLEAN: Final = 0
 EXIT_PARTIAL: Final = 9
 EXIT_FINDINGS: Final = 10
 EXIT_UNCHECKED: Final = 11
-FINDINGS_PER_FILE_MAX: Final = 1_000
 
 
 class Severity(StrEnum):
     ERROR = "error"
     WARNING = "warning"
-
-
-class Damage(StrEnum):
-    """The kinds, in the order of the parts that they are found in."""
-
-    SEGMENT_HEADER = "segment_header"  # missing, or fails its checksum
-    SEGMENT_VERSION = "segment_version"  # of a newer Danube: not judged
-    WRONG_PARTITION = "wrong_partition"  # a file of another partition
-    WRONG_NAME = "wrong_name"  # a file under another segment's name
-    FOOTER_DAMAGED = "footer_damaged"
-    FOOTER_MISSING = "footer_missing"  # a segment that must be sealed is not
-    FOOTER_DIFFERS = "footer_differs"  # it says other numbers than the batches show
-    CONTENT_HASH = "content_hash"
-    INDEX_ENTRY = "index_entry"  # of the sparse index: leads to no batch
-    PRODUCER_SNAPSHOT = "producer_snapshot"
-    BATCH_HEADER = "batch_header"  # no batch can be read here
-    BATCH_BODY = "batch_body"
-    BATCH_SHAPE = "batch_shape"  # checksums hold, its sizes contradict each other
-    BATCH_COLUMNS = "batch_columns"  # offsets of a column go astray
-    BATCH_CUT = "batch_cut"
-    BATCH_COMPRESSION = "batch_compression"  # its columns do not inflate
-    SELECTION_MISPLACED = "selection_misplaced"  # a selection in a segment that is not compacted
-    OFFSETS_MISSING = "offsets_missing"
-    OFFSETS_REPEATED = "offsets_repeated"
-    EPOCH_ORDER = "epoch_order"
-    TIME_ORDER = "time_order"
-    CHAIN = "chain"  # the hash of the segment before is another one
-    SEQUENCE_REPEATED = "sequence_repeated"  # a producer's record is stored twice
-    SYNCED_LOST = "synced_lost"  # bytes or records below the sync mark are not there
-    MARK_DAMAGED = "mark_damaged"
-    HOLES_DAMAGED = "holes_damaged"
-    CURSOR_DAMAGED = "cursor_damaged"
-    CURSOR_BEYOND_END = "cursor_beyond_end"
-    MANIFEST_DAMAGED = "manifest_damaged"
-    MANIFEST_REGRESSED = "manifest_regressed"  # a later generation names less
-    MANIFEST_DIFFERS = "manifest_differs"  # it says other things of an object than the object shows
-    OBJECT_MISSING = "object_missing"
-    OBJECT_SIZE = "object_size"
-    OBJECT_ORPHAN = "object_orphan"  # no manifest names it, and it is older than a day
-    OBJECT_UNKNOWN = "object_unknown"  # not one of Danube's names
-    COPIES_DIFFER = "copies_differ"  # local file and object hold other batches
-    METADATA_DAMAGED = "metadata_damaged"
-    STORE_IDENTITY = "store_identity"  # store.json cannot be read
-    SCHEMA_UNKNOWN = "schema_unknown"  # a record names a schema that the registry does not have
-    PAYLOAD_INVALID = "payload_invalid"  # breaks the schema that it names
-    UNREADABLE = "unreadable"  # the disk or the store did not answer
-    FINDINGS_LEFT_OUT = "findings_left_out"  # more of them in this file than are listed
 
 
 WARNINGS: Final = frozenset(
@@ -163,7 +117,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True):
     log_id: bytes = NO_LOG
 
 
-class SegmentFacts(msgspec.Struct, array_like=True):
+class SegmentFacts(Segment, array_like=True, kw_only=True):
     """Content of a segment, for comparisons with its neighbours and with the manifest.
 
     ``sequences``: producer id, epoch, first sequence, next sequence, offset of the first record.
@@ -171,34 +125,17 @@ class SegmentFacts(msgspec.Struct, array_like=True):
     """
 
     where: str
-    base_offset: int
-    end_offset: int
-    size: int = 0
-    data_end: int = 0
-    sealed: bool = False
-    compacted: bool = False
-    chained: bool = False
-    topic_id: int = -1
-    partition: int = -1
-    epoch: int = -1
-    first_epoch: int = -1
-    record_count: int = 0
-    batch_count: int = 0
-    first_append_us: int = 0
-    last_append_us: int = 0
-    content_hash: bytes = b""
-    previous_hash: bytes = b""
-    chain_hash: bytes = b""
-    tail: tuple[int, int] | None = None
     gone: bool = False
-    begun_seal: bool = False  # the footer is damaged as a power cut leaves it
     sequences: list[tuple[int, int, int, int, int]] = msgspec.field(default_factory=list)
     schemas: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
-    findings: list[Finding] = msgspec.field(default_factory=list)
-    left_out: int = 0
 
-    def note(self, kind: Damage, detail: str, byte: int = -1, offset: int = -1) -> None:
-        if len(self.findings) >= FINDINGS_PER_FILE_MAX:
-            self.left_out += 1
-            return
-        self.findings.append(finding(kind, self.where, detail, byte, offset))
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with it, by itself."""
+        found = [
+            finding(Damage(one.fault), self.where, one.what, one.position, one.start) for one in self.problems
+        ]
+        if self.left_out:
+            detail = f"{self.left_out} more findings are not listed"
+            found.append(finding(Damage.FINDINGS_LEFT_OUT, self.where, detail))
+        return found

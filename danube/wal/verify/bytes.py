@@ -11,11 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from danube.core.batch.checksum import content_hasher
 from danube.errors import StorageFailed
 from danube.limits import MIB
 
-CHUNK_BYTES: Final = 4 * MIB
 _ZEROS_KEPT: Final = 8 * MIB  # more than any entry that ends in zeros
 
 
@@ -32,6 +30,67 @@ class FindingKind(StrEnum):
     ORPHAN = "orphan"  # there and not named
     DISAGREEMENT = "disagreement"  # two copies, or a copy and what is said of it, differ
     VERSION = "version"  # of a newer Danube: not judged
+
+
+class Damage(StrEnum):
+    """Kind of a fault, exactly, in the order of the parts that it is found in."""
+
+    SEGMENT_HEADER = "segment_header"  # missing, or fails its checksum
+    SEGMENT_VERSION = "segment_version"  # of a newer Danube: not judged
+    WRONG_PARTITION = "wrong_partition"  # a file of another partition
+    WRONG_NAME = "wrong_name"  # a file under another segment's name
+    FOOTER_DAMAGED = "footer_damaged"
+    FOOTER_MISSING = "footer_missing"  # a segment that must be sealed is not
+    FOOTER_DIFFERS = "footer_differs"  # it says other numbers than the batches show
+    CONTENT_HASH = "content_hash"
+    INDEX_ENTRY = "index_entry"  # of the sparse index: leads to no batch
+    PRODUCER_SNAPSHOT = "producer_snapshot"
+    BATCH_HEADER = "batch_header"  # no batch can be read here
+    BATCH_BODY = "batch_body"
+    BATCH_SHAPE = "batch_shape"  # checksums hold, its sizes contradict each other
+    BATCH_COLUMNS = "batch_columns"  # offsets of a column go astray
+    BATCH_CUT = "batch_cut"
+    BATCH_COMPRESSION = "batch_compression"  # its columns do not inflate
+    SELECTION_MISPLACED = "selection_misplaced"  # a selection in a segment that is not compacted
+    OFFSETS_MISSING = "offsets_missing"
+    OFFSETS_REPEATED = "offsets_repeated"
+    EPOCH_ORDER = "epoch_order"
+    TIME_ORDER = "time_order"
+    CHAIN = "chain"  # the hash of the segment before is another one
+    SEQUENCE_REPEATED = "sequence_repeated"  # a producer's record is stored twice
+    SYNCED_LOST = "synced_lost"  # bytes or records below the sync mark are not there
+    MARK_DAMAGED = "mark_damaged"
+    HOLES_DAMAGED = "holes_damaged"
+    CURSOR_DAMAGED = "cursor_damaged"
+    CURSOR_BEYOND_END = "cursor_beyond_end"
+    MANIFEST_DAMAGED = "manifest_damaged"
+    MANIFEST_REGRESSED = "manifest_regressed"  # a later generation names less
+    MANIFEST_DIFFERS = "manifest_differs"  # it says other things of an object than the object shows
+    OBJECT_MISSING = "object_missing"
+    OBJECT_SIZE = "object_size"
+    OBJECT_ORPHAN = "object_orphan"  # no manifest names it, and it is older than a day
+    OBJECT_UNKNOWN = "object_unknown"  # not one of Danube's names
+    COPIES_DIFFER = "copies_differ"  # local file and object hold other batches
+    METADATA_DAMAGED = "metadata_damaged"
+    STORE_IDENTITY = "store_identity"  # store.json cannot be read
+    SCHEMA_UNKNOWN = "schema_unknown"  # a record names a schema that the registry does not have
+    PAYLOAD_INVALID = "payload_invalid"  # breaks the schema that it names
+    UNREADABLE = "unreadable"  # the disk or the store did not answer
+    FINDINGS_LEFT_OUT = "findings_left_out"  # more of them in this file than are listed
+
+
+class Problem(NamedTuple):
+    """One fault of a file: ``start .. end`` are offsets, equal where none are meant.
+
+    ``fault``: exactly, where a segment has it.
+    """
+
+    kind: FindingKind
+    what: str
+    position: int
+    start: int = 0
+    end: int = 0
+    fault: str = ""
 
 
 class Finding(NamedTuple):
@@ -144,44 +203,3 @@ class FileSource:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Stream:
-    """A source read once from its start; the bytes below ``hash_end`` are hashed on the way.
-
-    Keeps what lies from ``position`` on: one chunk, or as much as ``ahead`` was asked for.
-    """
-
-    def __init__(self, source: Source, hash_end: int) -> None:
-        self._source = source
-        self._hasher = content_hasher()
-        self._hash_end = hash_end
-        self._data = b""
-        self._start = 0  # position of the first byte of _data
-        self._end = 0  # position behind the last byte that was read
-        self.position = 0
-
-    def ahead(self, size: int) -> memoryview:
-        """At least ``size`` bytes from the position on, fewer only at the end."""
-        while self._end - self.position < size and self._end < self._source.size:
-            data = self._source.read(self._end, max(CHUNK_BYTES, size - (self._end - self.position)))
-            if not data:
-                break
-            self._hasher.update(memoryview(data)[: max(0, self._hash_end - self._end)])
-            kept = self._data[self.position - self._start :]
-            self._data = kept + data if kept else data
-            self._start = self.position
-            self._end += len(data)
-        return memoryview(self._data)[self.position - self._start :]
-
-    def skip(self, size: int) -> None:
-        """Go on behind bytes that were looked at."""
-        self.position += size
-
-    def digest(self) -> bytes:
-        """Hash of the bytes below ``hash_end``, once all of them were read."""
-        while self._end < self._hash_end and len(self.ahead(self._end - self.position + 1)):
-            if self._end >= self._source.size:
-                break
-            self.skip(self._end - self.position)
-        return bytes(self._hasher.digest())

@@ -9,12 +9,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
 from danube.core.batch.checksum import crc32c
-from danube.wal.verify.bytes import FindingKind
-from danube.wal.verify.segment import Problem
-from danube.wal.verify.state import METADATA_MAGIC, read_snapshot
+from danube.wal.verify.bytes import FindingKind, Problem
+from danube.wal.verify.state import METADATA_MAGIC, list_in, read_snapshot
 
 _HEADER_BYTES: Final = 40
 _STEP: Final = struct.Struct("<IIQ")
@@ -67,7 +64,7 @@ def read_member_journal(data: bytes) -> MemberJournal:
 
 def read_member_identity(data: bytes) -> tuple[str, str] | None:
     """Cluster id and node id of ``raft.id``; None if it holds something else."""
-    record = _list_in(data)
+    record = list_in(data)
     if record is None or len(record) != 3 or record[0] != _IDENTITY:
         return None
     return (record[1], record[2]) if all(isinstance(one, str) for one in record[1:]) else None
@@ -114,7 +111,7 @@ class _Reading:
         return self._data[position + _STEP.size : end], end + 7 & ~7
 
     def _take(self, content: bytes) -> bool:
-        records = _list_in(content)
+        records = list_in(content)
         if records is None or (self._journal.steps == 1) != (self._base is None):
             return False
         try:
@@ -159,11 +156,3 @@ class _Reading:
 
 def _u32(data: bytes, position: int) -> int:
     return int.from_bytes(data[position : position + 4], "little")
-
-
-def _list_in(content: bytes) -> list[Any] | None:
-    try:
-        value = msgspec.msgpack.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return value if isinstance(value, list) else None

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 from danube.core.batch.checksum import crc32c
 from danube.limits import MIB
 from danube.wal.stores.objects import ObjectStore
-from danube.wal.verify.bytes import FindingKind
-from danube.wal.verify.segment import Problem
+from danube.wal.verify.bytes import FindingKind, Problem
 from danube.wal.verify.state import Identity
 
 MANIFEST_MAGIC: Final = b"DANUBMAN"

@@ -16,9 +16,8 @@ import msgspec
 from danube.core.batch.checksum import content_hasher, crc32c
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import InvalidArgument
-from danube.wal.verify.bytes import FindingKind
-from danube.wal.verify.producers import flaw_of_producers
-from danube.wal.verify.segment import Problem
+from danube.wal.verify.bytes import FindingKind, Problem
+from danube.wal.verify.segment import flaw_of_producers
 
 _U32: Final = struct.Struct("<I")
 _MARK: Final = struct.Struct("<8sHHIQQQQQII")
@@ -305,7 +304,7 @@ def read_snapshot(data: bytes, position: int = 0) -> Snapshot:
         what = f"the snapshot has the format {data[:4]!r}, which is not known here"
         return Snapshot(None, [Problem(FindingKind.VERSION, what, position)])
     fields = (
-        _list_in(data[8:]) if len(data) >= 8 and _U32.unpack_from(data, 4)[0] == crc32c(data[8:]) else None
+        list_in(data[8:]) if len(data) >= 8 and _U32.unpack_from(data, 4)[0] == crc32c(data[8:]) else None
     )
     if not fields or lengths is None or len(fields) not in lengths or not isinstance(fields[0], int):
         return Snapshot(None, [Problem(FindingKind.CHECKSUM, "the snapshot is damaged", position)])
@@ -316,7 +315,7 @@ def topics_in(snapshot: bytes) -> list[tuple[str, int, int]]:
     """Name, id and creation time of each topic; none where the snapshot cannot be read."""
     if read_snapshot(snapshot).problems:
         return []
-    topics = (_list_in(snapshot[8:]) or [])[4:5]
+    topics = (list_in(snapshot[8:]) or [])[4:5]
     return [(name, topic_id, created_us) for name, topic_id, _, _, created_us in topics[0]] if topics else []
 
 
@@ -330,7 +329,8 @@ def log_ids_of(topics: Iterable[tuple[str, int, int]]) -> dict[int, bytes]:
     return ids
 
 
-def _list_in(content: bytes) -> list[Any] | None:
+def list_in(content: bytes) -> list[Any] | None:
+    """Return the list that the bytes are as MessagePack; None for anything else."""
     try:
         value = msgspec.msgpack.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -347,7 +347,7 @@ def _read_metadata_entries(data: bytes, position: int, log: MetadataLog) -> None
             what = f"the entry behind command {log.version} fails its checksum"
             log.problems.append(Problem(FindingKind.CHECKSUM, what, position))
             return
-        commands = _list_in(data[position + _ENTRY.size : end])
+        commands = list_in(data[position + _ENTRY.size : end])
         if not commands or index != log.version + 1:
             what = f"an entry of command {index} where {log.version + 1} is due, or without commands"
             log.problems.append(Problem(FindingKind.DISAGREEMENT, what, position))

@@ -29,7 +29,7 @@ from danube.wal.verify.objects import (
     name_of,
     read_manifest,
 )
-from danube.wal.verify.segment import Batch, Segment, read_segment
+from danube.wal.verify.segment import Batch, read_segment
 from danube.wal.verify.state import (
     Identity,
     log_ids_of,
@@ -38,7 +38,8 @@ from danube.wal.verify.state import (
     state_problems,
     topics_in,
 )
-from danube.wal.verify.tree import ATTEMPTS, LocalPartition, Progress, Verified, read_file
+from danube.wal.verify.tree import ATTEMPTS, LocalPartition, Progress, Verified, findings_of, read_file
+from danube.wal.verify.walk import Segment
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
 PARALLEL: Final = 4
@@ -235,11 +236,7 @@ def _read_manifests(store: ObjectStore, listed: Listed, stored: StoredPartition)
             )
             stored.findings.append(Finding(FindingKind.IDENTITY, info.key, what, 12))
         harmless = (FindingKind.GAP,) if not newest else ()
-        stored.findings += [
-            Finding(kind, info.key, what, position, start, end)
-            for kind, what, position, start, end in facts.problems
-            if kind not in harmless
-        ]
+        stored.findings += findings_of(info.key, (one for one in facts.problems if one.kind not in harmless))
         if not any(problem.kind in _NOT_WHOLE for problem in facts.problems):
             whole[info.key] = facts
     return whole
@@ -277,7 +274,6 @@ def _verify_object(
     stored: StoredPartition,
     spans: dict[int, int],
 ) -> None:
-    findings: list[Finding] = []
     size = info.size if info is not None else -1
     digests = SpanDigests(spans.items())
     try:
@@ -299,10 +295,7 @@ def _verify_object(
             Finding(FindingKind.TRUNCATED, key, what, -1, entry.base_offset, entry.end_offset)
         )
         return
-    findings += [
-        Finding(kind, key, what, position, start, end)
-        for kind, what, position, start, end in segment.problems
-    ]
+    findings = findings_of(key, segment.problems)
     findings += _against_manifest(key, entry, segment, stored.identity)
     stored.findings += findings
     if any(segment.log_id):
@@ -327,29 +320,25 @@ def _against_manifest(key: str, entry: Entry, segment: Segment, identity: Identi
     if not segment.sealed:
         findings.append(Finding(FindingKind.TRUNCATED, key, "it has no footer", segment.data_end, *span))
         return findings
-    said = {
-        "base offset": (entry.base_offset, segment.base_offset),
-        "end offset": (entry.end_offset, segment.end_offset),
-        "record count": (entry.record_count, segment.record_count),
-        "batch count": (entry.batch_count, segment.batch_count),
-        "data_end": (entry.data_end, segment.data_end),
-        "append times": (
-            (entry.first_append_us, entry.last_append_us),
-            (segment.first_append_us, segment.last_append_us),
-        ),
-        "epoch": (entry.epoch, segment.epoch),
-        "content hash": (entry.content_hash.hex(), segment.content_hash.hex()),
-        "previous hash": (entry.previous_hash.hex(), segment.previous_hash.hex()),
-        "chain hash": (entry.chain_hash.hex(), segment.chain_hash.hex()),
-        "compacted": (bool(entry.flags & COMPACTED), segment.compacted),
-        "merged": (bool(entry.flags & MERGED), segment.chained),
-    }
-    findings += [
-        Finding(FindingKind.DISAGREEMENT, key, f"its {name} is {held}, the manifest says {told}", -1, *span)
-        for name, (told, held) in said.items()
-        if told != held
+    return findings + [
+        Finding(FindingKind.DISAGREEMENT, key, what, -1, *span) for what in differences(entry, segment)
     ]
-    return findings
+
+
+def differences(entry: Entry, segment: Segment) -> list[str]:
+    """What the manifest says of an object, and the object does not show."""
+    told, held = entry._asdict(), {name: getattr(segment, name, None) for name in Entry._fields}
+    told |= {"compacted": bool(entry.flags & COMPACTED), "merged": bool(entry.flags & MERGED)}
+    held |= {"compacted": segment.compacted, "merged": segment.chained}
+    return [
+        f"its {name.replace('_', ' ')} is {_shown(held[name])}, the manifest says {_shown(said)}"
+        for name, said in told.items()
+        if name not in ("size_bytes", "uploaded_us", "flags") and said != held[name]
+    ]
+
+
+def _shown(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _compare_generations(manifests: dict[str, ManifestFacts], stored: StoredPartition) -> None:
@@ -388,10 +377,7 @@ def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition)
             cursors = read_cursors(store.get(key))
         except ObjectMissing:
             continue
-        stored.findings += [
-            Finding(kind, key, what, position, start, end)
-            for kind, what, position, start, end in cursors.problems + state_problems(cursors)
-        ]
+        stored.findings += findings_of(key, cursors.problems + state_problems(cursors))
         if any(cursors.log_id):
             stored.cursor_log_ids[key] = cursors.log_id
         if cursors.generation and cursors.identity != stored.identity:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 from danube.errors import DanubeError, NotFound, StorageFailed
 from danube.wal.verify.broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
-from danube.wal.verify.bytes import FileSource, Finding, FindingKind
+from danube.wal.verify.bytes import Damage, FileSource, Finding, FindingKind, Problem
 from danube.wal.verify.journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify.objects import ManifestFacts, read_manifest
-from danube.wal.verify.segment import HEADER_BYTES, OnBatch, Problem, Segment, read_segment
+from danube.wal.verify.segment import OnBatch, read_segment
 from danube.wal.verify.state import (
     Identity,
     Mark,
@@ -31,6 +31,7 @@ from danube.wal.verify.state import (
     read_producers,
     state_problems,
 )
+from danube.wal.verify.walk import HEADER_BYTES, Segment
 
 if TYPE_CHECKING:
     from danube.core.metadata.machine import Metadata
@@ -105,9 +106,12 @@ class Verified:
     records: int = 0
     bytes: int = 0
 
-    def add(self, where: str, problems: list[Problem]) -> None:
-        for kind, what, position, start, end in problems:
-            self.findings.append(Finding(kind, where, what, position, start, end))
+    def add(self, where: str, problems: Iterable[Problem]) -> None:
+        self.findings += findings_of(where, problems)
+
+
+def findings_of(where: str, problems: Iterable[Problem]) -> list[Finding]:
+    return [Finding(one.kind, where, one.what, *one[2:5]) for one in problems]
 
 
 def every_partition(_: Identity) -> bool:
@@ -463,7 +467,7 @@ def _verify_file(
     if _never_written(segment) and mark.base_offset < base_offset:
         verified.remarks.append(f"{path}: room for a segment whose first record was never written")
     else:
-        verified.add(str(path), [one for one in segment.problems if one is not segment.begun_seal])
+        verified.add(str(path), [one for one in segment.problems if not _begun_seal(segment, one)])
     if segment.has_header or segment.sealed:
         _check_identity((segment.topic_id, segment.partition), identity, path, verified)
     return segment
@@ -476,9 +480,9 @@ def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> 
     for (name, segment), following in zip_longest(partition.segments, followings):
         path = str(partition.directory / name)
         sealed_behind = segment.base_offset < sealed_end
-        begun = segment.begun_seal is not None and not sealed_behind
-        if segment.begun_seal is not None and sealed_behind:
-            verified.add(path, [segment.begun_seal])
+        begun = segment.begun_seal and not sealed_behind
+        if segment.begun_seal and sealed_behind:
+            verified.add(path, [one for one in segment.problems if _begun_seal(segment, one)])
         position, end = segment.tail or (0, 0)
         synced = mark.position if mark.base_offset == segment.base_offset else 0
         if mark.base_offset > segment.base_offset and (sealed_behind or following != segment.end_offset):
@@ -491,6 +495,11 @@ def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> 
             verified.remarks.append(f"{path}: its seal was never finished; the next start seals it")
         elif segment.tail is not None:
             verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
+
+
+def _begun_seal(segment: Segment, problem: Problem) -> bool:
+    """Whether it is about a footer that a power cut may have left unfinished."""
+    return segment.begun_seal and problem.fault == Damage.FOOTER_DAMAGED
 
 
 def _never_written(segment: Segment) -> bool:

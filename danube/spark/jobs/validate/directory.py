@@ -15,7 +15,7 @@ from danube.core.dispatch.cursor import CursorState
 from danube.errors import Damage as DamageError
 from danube.errors import StorageFailed, StorageIncompatible
 from danube.spark.history.places import DataDirectory
-from danube.spark.jobs.findings import Damage, Expected, Finding, SegmentFacts, finding
+from danube.spark.jobs.findings import Expected, Finding, SegmentFacts, finding
 from danube.spark.jobs.validate.order import check_order, without_leftovers
 from danube.spark.jobs.validate.task import SegmentWork
 from danube.wal.recovery.mark import Mark, read_mark
@@ -24,7 +24,7 @@ from danube.wal.segments.local_holes import FILE_NAME as HOLES_NAME
 from danube.wal.segments.local_holes import holes_in
 from danube.wal.segments.segment import NO_LOG, LogIdentity, base_offset_of, spare_epoch_of
 from danube.wal.tier.keys import PARTITIONS_PREFIX, parse_partition
-from danube.wal.verify.bytes import FileSource
+from danube.wal.verify.bytes import Damage, FileSource
 from danube.wal.verify.state import Cursors, read_cursors
 
 ATTEMPTS: Final = 5

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from danube.core.metadata.machine import Metadata
-from danube.spark.jobs.findings import Damage, Finding, SegmentFacts, finding
-from danube.spark.jobs.validate.walk import repeats_between
+from danube.spark.jobs.findings import Finding, SegmentFacts, finding
+from danube.spark.jobs.validate.segment import repeats_between
+from danube.wal.verify.bytes import Damage
 
 
 def check_order(

@@ -1,159 +1,151 @@
 """One segment's bytes: everything that can be judged from them alone.  Pure: bytes in, findings out.
 
-Header and footer are read by their formats (docs/formats/segment.md); batches in one pass over pieces of a
-megabyte, with kernels for checksums and columns, while the content is hashed.  A damaged batch does not
-end it: behind a damaged body the header tells where the next one is, behind a damaged header the next
-intact one is searched for.
+The walk and the footer are those of ``danube verify`` (danube.wal.verify.segment).  Here the columns of
+batches are judged too, and what must hold from one batch to the next: times, epochs, sequences of idempotent
+producers, and the schemas that they name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Final
+
 import numpy as np
 
-from danube.errors import Damage as DamageError
-from danube.errors import StorageIncompatible
-from danube.spark.jobs.findings import Damage, Expected, SegmentFacts, finding
-from danube.spark.jobs.validate.walk import Footer, OnBatch, Walk, check_snapshot
-from danube.wal.recovery.inventory import torn
-from danube.wal.segments.segment import (
-    FOOTER_MAGIC,
-    HEADER_BYTES,
-    STRANGER,
-    SUMMARY_BYTES,
-    LogIdentity,
-    SegmentHeader,
-    chain_hash_of,
-    read_header,
-    read_summary,
-    split_footer,
-)
-from danube.wal.verify.bytes import Source
+from danube.core.batch.format import Flag
+from danube.spark.jobs.findings import Expected, SegmentFacts
+from danube.spark.jobs.validate.rows import EXAMINER
+from danube.wal.segments.segment import HEADER_BYTES, STRANGER, stranger
+from danube.wal.verify.bytes import Damage, Source
+from danube.wal.verify.segment import SUMMARY_BYTES, fill
+from danube.wal.verify.walk import Octets, Rows, Verdict
+
+_SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
+
+Range = tuple[int, int, int, int, int]  # producer id, epoch, first sequence, next sequence, first offset
+OnBatch = Callable[[Octets, int, int, int], None]
+"""Called for sound batches: bytes, place and size in them, position in the segment."""
 
 
 def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | None = None) -> SegmentFacts:
     """Read and judge all of ``source``.  Raises only what ``source`` raises."""
-    facts = SegmentFacts(expected.where, expected.base_offset, expected.base_offset, source.size)
-    header = _read_head(source, expected, facts)
-    footer = _read_footer(source, expected, facts)
-    if any(one.kind == Damage.SEGMENT_VERSION for one in facts.findings):
-        return facts
-    facts.data_end = footer.summary.data_end if footer is not None else source.size
-    walk = Walk(facts, source, footer, expected, on_batch)
-    walk.run()
-    if footer is None:
-        facts.data_end = walk.intact_end
-    else:
-        _compare_footer(facts, header, footer, walk)
-    facts.sequences = walk.sequences.ranges()
-    if facts.left_out:
-        detail = f"{facts.left_out} more findings are not listed"
-        facts.findings.append(finding(Damage.FINDINGS_LEFT_OUT, facts.where, detail))
+    facts = SegmentFacts(expected.base_offset, where=expected.where)
+    checks = _Checks(facts, on_batch)
+    identity = (expected.topic_id, expected.partition)
+    fill(
+        facts, source, identity=identity, synced=expected.synced, examiner=EXAMINER, on_rows=checks.take
+    )  # fmt: skip
+    if not source.read(0, HEADER_BYTES).strip(b"\0"):  # made, and not written to yet
+        facts.problems = [one for one in facts.problems if one.fault != Damage.SEGMENT_HEADER]
+        if expected.sealed:
+            facts.note(Damage.SEGMENT_HEADER, "the header is missing", 0)
+    if stranger(facts.log_id, expected.log_id):
+        facts.note(Damage.WRONG_PARTITION, STRANGER, 44)
+    if (
+        expected.sealed
+        and not facts.sealed
+        and not facts.shows(Damage.FOOTER_DAMAGED, Damage.SEGMENT_VERSION)
+    ):
+        begin = max(0, source.size - SUMMARY_BYTES)
+        facts.note(Damage.FOOTER_MISSING, "the segment must be sealed, and has no footer", begin)
+    facts.sequences = checks.sequences.ranges()
     return facts
 
 
-def _read_head(source: Source, expected: Expected, facts: SegmentFacts) -> SegmentHeader | None:
-    data = source.read(0, HEADER_BYTES)
-    if not data.strip(b"\0") and not expected.sealed:
-        return None  # made, and not written to yet
-    try:
-        header = read_header(data)
-    except StorageIncompatible as error:
-        facts.note(Damage.SEGMENT_VERSION, error.what, 8)
-        return None
-    except DamageError as error:
-        facts.note(Damage.SEGMENT_HEADER, error.what, 0)
-        return None
-    facts.topic_id, facts.partition = header.identity
-    facts.epoch = facts.first_epoch = header.epoch
-    _check_identity(header.identity, expected, facts, 12)
-    if header.stranger_to(expected.log_id):
-        facts.note(Damage.WRONG_PARTITION, STRANGER, 44)
-    if header.base_offset != expected.base_offset:
-        detail = f"the header says that it begins at offset {header.base_offset}"
-        facts.note(Damage.WRONG_NAME, detail, 24, header.base_offset)
-    return header
+class _Checks:
+    """Comparison of batches with those before them; takes them in the order of a walk."""
+
+    def __init__(self, facts: SegmentFacts, on_batch: OnBatch | None) -> None:
+        self.sequences = Sequences()
+        self._facts = facts
+        self._on_batch = on_batch
+        self._schemas: set[tuple[int, int]] = set()
+        self._time_us = -(2**63)
+        self._epoch = -1
+
+    def take(self, data: Octets, base: int, rows: Rows) -> None:
+        facts = self._facts
+        times = np.concatenate(([self._time_us], rows.append_time_us))
+        for place in np.flatnonzero(times[1:] < times[:-1]).tolist():
+            detail = f"appended at {times[place + 1]} us, before the batch in front of it ({times[place]} us)"
+            self._note(Damage.TIME_ORDER, detail, base, rows, place)
+        epochs = np.concatenate(([self._epoch], rows.epoch))
+        for place in np.flatnonzero(epochs[1:] < epochs[:-1]).tolist():
+            detail = f"epoch {epochs[place + 1]} follows epoch {epochs[place]}"
+            self._note(Damage.EPOCH_ORDER, detail, base, rows, place)
+        self._time_us, self._epoch = int(rows.append_time_us.max()), int(rows.epoch.max())
+        for place, detail in self.sequences.add(rows):
+            self._note(Damage.SEQUENCE_REPEATED, detail, base, rows, place)
+        for place, named in self._newly_named(rows):
+            facts.schemas.append((*named, base + int(rows.position[place]), int(rows.base_offset[place])))
+        if self._on_batch is not None:
+            for place in np.flatnonzero(rows.verdict == Verdict.FINE).tolist():
+                position = int(rows.position[place])
+                self._on_batch(data, position, int(rows.size[place]), base + position)
+
+    def _note(self, kind: Damage, detail: str, base: int, rows: Rows, place: int) -> None:
+        self._facts.note(kind, detail, base + int(rows.position[place]), int(rows.base_offset[place]))
+
+    def _newly_named(self, rows: Rows) -> Iterable[tuple[int, tuple[int, int]]]:
+        """Schemas and versions that no batch has named before, with the places of those that do."""
+        named = np.flatnonzero((rows.flags & _SCHEMA_ID) != 0)
+        if not len(named):
+            return
+        pairs = np.stack((rows.schema_id[named], rows.schema_version[named]))
+        found, first = np.unique(pairs, axis=1, return_index=True)
+        for (schema_id, version), place in zip(found.T.tolist(), named[first].tolist(), strict=True):
+            if (schema_id, version) not in self._schemas:
+                self._schemas.add((schema_id, version))
+                yield place, (schema_id, version)
 
 
-def _check_identity(found: LogIdentity, expected: Expected, facts: SegmentFacts, byte: int) -> None:
-    if found != (expected.topic_id, expected.partition):
-        detail = f"it is of partition {found.directory_name}"
-        facts.note(Damage.WRONG_PARTITION, detail, byte)
+class Sequences:
+    """Sequences that the producers of one segment gave, in the order of offsets."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], list[int]] = {}  # first, next, first offset
+
+    def add(self, rows: Rows) -> list[tuple[int, str]]:
+        """Take more batches; the places of those that repeat a sequence, and what they repeat."""
+        numbered = np.flatnonzero(rows.producer_id)
+        if not len(numbered):
+            return []
+        ids, epochs = rows.producer_id[numbered], rows.producer_epoch[numbered]
+        firsts = rows.base_sequence[numbered]
+        nexts = firsts + (rows.end_offset - rows.base_offset)[numbered]
+        order = np.lexsort((np.arange(len(ids)), epochs, ids))
+        changes = np.flatnonzero(np.diff(ids[order]) | np.diff(epochs[order])) + 1
+        repeats: list[tuple[int, str]] = []
+        for group in np.split(order, changes):
+            key = int(ids[group[0]]), int(epochs[group[0]])
+            offset = int(rows.base_offset[numbered[group[0]]])
+            known = self._known.setdefault(key, [int(firsts[group[0]]), int(firsts[group[0]]), offset])
+            reached = np.maximum.accumulate(np.concatenate(([known[1]], nexts[group])))
+            for place in np.flatnonzero(firsts[group] < reached[:-1]).tolist():
+                detail = _repeated(*key, int(firsts[group[place]]), int(reached[place]))
+                repeats.append((int(numbered[group[place]]), detail))
+            known[1] = int(reached[-1])
+        return sorted(repeats)
+
+    def ranges(self) -> list[Range]:
+        return [(*key, known[0], known[1], known[2]) for key, known in self._known.items()]
 
 
-def _read_footer(source: Source, expected: Expected, facts: SegmentFacts) -> Footer | None:
-    begin = max(0, source.size - SUMMARY_BYTES)
-    end = source.read(begin, SUMMARY_BYTES)
-    footer, footer_begin = end, begin
-    try:
-        summary = read_summary(end, source.size)
-        if summary is None:
-            if expected.sealed:
-                facts.note(Damage.FOOTER_MISSING, "the segment must be sealed, and has no footer", begin)
-            return None
-        if summary.data_end < HEADER_BYTES:
-            raise DamageError("segment footer says that there is no header")
-        body = source.read(summary.data_end, begin - summary.data_end)
-        footer, footer_begin = body + end, summary.data_end
-        entries, snapshot = split_footer(body, summary)
-        if body[:8] != FOOTER_MAGIC:
-            raise DamageError("segment footer does not begin where it says")
-    except StorageIncompatible as error:
-        facts.note(Damage.SEGMENT_VERSION, error.what, begin + 124)
-        return None
-    except DamageError as error:
-        facts.note(Damage.FOOTER_DAMAGED, error.what, begin)
-        facts.begun_seal = torn(footer, footer_begin)
-        return None
-    facts.sealed, facts.compacted, facts.chained = True, summary.compacted, summary.chained
-    facts.content_hash, facts.previous_hash = summary.content_hash, summary.previous_hash
-    facts.chain_hash = chain_hash_of(body, summary)
-    return Footer(summary, np.frombuffer(entries, "<i8").reshape(-1, 3).astype(np.int64), snapshot)
+def _repeated(producer_id: int, epoch: int, first: int, reached: int) -> str:
+    return (
+        f"producer {producer_id:x} (epoch {epoch}) stored sequence {first} again, "
+        f"after it had come to {reached}"
+    )
 
 
-def _compare_footer(facts: SegmentFacts, header: SegmentHeader | None, footer: Footer, walk: Walk) -> None:
-    """Compare the footer with what was read; damage that was named is not told twice."""
-    summary, where = footer.summary, footer.summary.data_end
-    if header is not None and header.identity != summary.identity:
-        detail = f"the footer is of partition {summary.identity.directory_name}"
-        facts.note(Damage.WRONG_PARTITION, detail, where)
-    facts.topic_id, facts.partition = summary.identity
-    if summary.base_offset != facts.base_offset:
-        detail = f"the footer says that it begins at offset {summary.base_offset}"
-        facts.note(Damage.WRONG_NAME, detail, where, summary.base_offset)
-    if walk.digest != summary.content_hash:
-        facts.note(Damage.CONTENT_HASH, "the content differs from the footer's hash of it")
-    if not walk.damaged:
-        _compare_counts(facts, footer, walk)
-    for place in np.flatnonzero(~footer.matched).tolist():
-        offset, position = int(footer.entries[place, 0]), int(footer.entries[place, 1])
-        if not any(begin <= position < end for begin, end in walk.damaged):
-            facts.note(Damage.INDEX_ENTRY, f"the index entry for byte {position} leads to no batch",
-                       where, offset)  # fmt: skip
-    if header is not None and summary.epoch < header.epoch:
-        detail = f"the footer is of epoch {summary.epoch}, the header of epoch {header.epoch}"
-        facts.note(Damage.EPOCH_ORDER, detail, where)
-    if footer.snapshot is not None:
-        flaw = check_snapshot(footer.snapshot, summary.end_offset)
-        if flaw:
-            facts.note(Damage.PRODUCER_SNAPSHOT, flaw, where)
-    facts.epoch, facts.end_offset = summary.epoch, summary.end_offset
-    facts.first_append_us, facts.last_append_us = summary.first_append_us, summary.last_append_us
-
-
-def _compare_counts(facts: SegmentFacts, footer: Footer, walk: Walk) -> None:
-    summary, where = footer.summary, footer.summary.data_end
-    if facts.end_offset < summary.end_offset and not facts.compacted:
-        detail = f"offsets {facts.end_offset} to {summary.end_offset} are missing at the end"
-        facts.note(Damage.OFFSETS_MISSING, detail, where, facts.end_offset)
-    elif facts.end_offset > summary.end_offset:
-        detail = f"batches reach to offset {facts.end_offset}, the footer says {summary.end_offset}"
-        facts.note(Damage.FOOTER_DIFFERS, detail, where, summary.end_offset)
-    said = {
-        "records": (summary.record_count, facts.record_count),
-        "batches": (summary.batch_count, facts.batch_count),
-        "first append time": (summary.first_append_us, facts.first_append_us),
-        "last append time": (summary.last_append_us, facts.last_append_us),
-    }
-    for name, (told, held) in said.items():
-        if told != held and not (facts.compacted and "time" in name):
-            facts.note(Damage.FOOTER_DIFFERS, f"{name}: the footer says {told}, the batches {held}", where)
+def repeats_between(segments: Iterable[tuple[str, list[Range]]]) -> list[tuple[str, int, str]]:
+    """File, offset and detail where a segment repeats what earlier ones, in the order of offsets, hold."""
+    reached: dict[tuple[int, int], int] = {}
+    found: list[tuple[str, int, str]] = []
+    for where, ranges in segments:
+        for producer_id, epoch, first, following, offset in ranges:
+            before = reached.get((producer_id, epoch), first)
+            if first < before:
+                found.append((where, offset, _repeated(producer_id, epoch, first, before)))
+            reached[producer_id, epoch] = max(before, following)
+    return found

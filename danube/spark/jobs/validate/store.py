@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from danube.core.metadata.machine import Metadata
 from danube.errors import Damage as DamageError
 from danube.errors import DanubeError, ObjectMissing, StorageIncompatible, StoreDamaged
-from danube.spark.jobs.findings import Damage, Expected, Finding, SegmentFacts, finding
+from danube.spark.jobs.findings import Expected, Finding, SegmentFacts, finding
 from danube.spark.jobs.validate.directory import read_states
 from danube.spark.jobs.validate.order import check_order
 from danube.spark.jobs.validate.task import SegmentWork
@@ -22,7 +22,10 @@ from danube.wal.segments.segment import NO_LOG, LogIdentity
 from danube.wal.stores.objects import ObjectInfo, ObjectStore
 from danube.wal.tier.keys import KeyKind, StoreKey, parse_key, partition_prefix, segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
+from danube.wal.verify.bytes import Damage
+from danube.wal.verify.objects import Entry
 from danube.wal.verify.state import read_cursors
+from danube.wal.verify.store import differences
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
 
@@ -190,25 +193,8 @@ def _against_entry(facts: SegmentFacts, entry: SegmentEntry) -> Iterator[Finding
         detail = f"it is named for offsets {entry.base_offset} to {entry.end_offset}"
         yield finding(Damage.OBJECT_MISSING, facts.where, detail, -1, entry.base_offset)
         return
-    said: dict[str, tuple[Any, Any]] = {
-        "base offset": (entry.base_offset, facts.base_offset),
-        "end offset": (entry.end_offset, facts.end_offset),
-        "record count": (entry.record_count, facts.record_count),
-        "batch count": (entry.batch_count, facts.batch_count),
-        "end of the data": (entry.data_end, facts.data_end),
-        "first append time": (entry.first_append_us, facts.first_append_us),
-        "last append time": (entry.last_append_us, facts.last_append_us),
-        "epoch": (entry.epoch, facts.epoch),
-        "content hash": (entry.content_hash.hex(), facts.content_hash.hex()),
-        "previous hash": (entry.previous_hash.hex(), facts.previous_hash.hex()),
-        "chain hash": (entry.chain_hash.hex(), facts.chain_hash.hex()),
-        "compacted": (bool(entry.flags & EntryFlag.COMPACTED), facts.compacted),
-        "merged": (bool(entry.flags & EntryFlag.MERGED), facts.chained),
-    }
-    for name, (told, held) in said.items():
-        if told != held:
-            detail = f"{name}: the manifest says {told}, the object {held}"
-            yield finding(Damage.MANIFEST_DIFFERS, facts.where, detail, -1, entry.base_offset)
+    for detail in differences(Entry._make(entry), facts):
+        yield finding(Damage.MANIFEST_DIFFERS, facts.where, detail, -1, entry.base_offset)
 
 
 def check_other(store: ObjectStore, listed: Listed) -> list[Finding]:

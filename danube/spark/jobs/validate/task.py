@@ -23,10 +23,10 @@ from danube.schema import kinds
 from danube.schema.kinds import Validator
 from danube.schema.model import Definition, SchemaType
 from danube.spark.history.places import AnyPlace, StorePlace
-from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
+from danube.spark.jobs.findings import Expected, SegmentFacts
 from danube.spark.jobs.validate.rows import warm_up
 from danube.spark.jobs.validate.segment import validate_segment
-from danube.wal.verify.bytes import FileSource, Source
+from danube.wal.verify.bytes import Damage, FileSource, Source
 from danube.wal.verify.objects import ObjectSource
 
 FOUND_MAX: Final = 1_000  # in one segment
@@ -152,7 +152,7 @@ def decode(data: bytes) -> list[SegmentFacts]:
 
 def _validate(task: ValidateTask, one: SegmentWork) -> SegmentFacts:
     expected = one.expected
-    facts = SegmentFacts(expected.where, expected.base_offset, expected.base_offset, one.size)
+    facts = SegmentFacts(expected.base_offset, one.size, expected.base_offset, where=expected.where)
     try:
         path = local_path(task.place, one.name)
         if path is None and isinstance(task.place, StorePlace):

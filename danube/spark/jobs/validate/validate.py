@@ -24,7 +24,7 @@ from danube.errors import DanubeError, NotFound
 from danube.host import clock
 from danube.limits import GIB
 from danube.spark.history.places import AnyPlace, DataDirectory, StorePlace, open_place
-from danube.spark.jobs.findings import Damage, Finding, Report, SegmentFacts, Severity, finding
+from danube.spark.jobs.findings import Finding, Report, SegmentFacts, Severity, finding
 from danube.spark.jobs.options import JobOptions, Readers, parse_arguments, read_job_options, write_report
 from danube.spark.jobs.running import (
     Pace,
@@ -60,6 +60,7 @@ from danube.spark.jobs.validate.store import (
 from danube.spark.jobs.validate.task import SegmentWork, ValidateTask, decode, validate
 from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
 from danube.wal.stores.objects import ObjectStore
+from danube.wal.verify.bytes import Damage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -239,7 +240,7 @@ class _Job:
         runs = packed(sizes, self._runner.slots, TASK_BYTES_MAX)
         tasks = [ValidateTask(place, tuple(work[number] for number in run), self._payloads) for run in runs]
         pace = Pace("validate", len(tasks), self._progress)
-        found: list[SegmentFacts] = [SegmentFacts("", 0, 0)] * len(work)
+        found: list[SegmentFacts] = [SegmentFacts(0, where="")] * len(work)
         wrong = len(self.report.findings)
         for number, result in self._runner.run(validate, tasks):
             for index, facts in zip(runs[number], decode(result), strict=True):

@@ -22,7 +22,7 @@ from danube.wal.recovery.producers import Checkpoint, write_checkpoint
 from danube.wal.stores.memory import MemoryStore
 from danube.wal.verify.bytes import FindingKind
 from danube.wal.verify.journal import read_member_identity, read_member_journal
-from danube.wal.verify.producers import flaw_of_producers
+from danube.wal.verify.segment import flaw_of_producers
 from danube.wal.verify.state import read_producers, read_snapshot
 from danube.wal.verify.store import verify_store
 from danube.wal.verify.tree import Verified, verify_tree

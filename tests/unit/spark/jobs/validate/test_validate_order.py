@@ -6,16 +6,17 @@ from typing import Any
 
 from danube.spark.jobs.findings import Damage, SegmentFacts
 from danube.spark.jobs.validate.order import check_order, without_leftovers
-from danube.spark.jobs.validate.walk import repeats_between
+from danube.spark.jobs.validate.segment import repeats_between
+from danube.wal.verify.walk import COMPACTED
 
 
-def facts(base: int, end: int, **more: Any) -> SegmentFacts:
+def facts(base: int, end: int, *, compacted: bool = False, **more: Any) -> SegmentFacts:
     values: dict[str, Any] = {
         "sealed": True, "batch_count": 1, "epoch": 2, "first_epoch": 2, "first_append_us": base,
         "last_append_us": end - 1, "content_hash": b"%016d" % end, "chain_hash": b"%016d" % end,
-        "previous_hash": b"%016d" % base if base else bytes(16),
+        "previous_hash": b"%016d" % base if base else bytes(16), "flags": COMPACTED * compacted,
     }  # fmt: skip
-    return SegmentFacts(f"{base}.seg", base, end, **(values | more))
+    return SegmentFacts(base, end_offset=end, where=f"{base}.seg", **(values | more))
 
 
 def kinds(*segments: SegmentFacts) -> list[str]:

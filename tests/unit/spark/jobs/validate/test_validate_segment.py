@@ -15,7 +15,6 @@ from danube.core.batch.checksum import content_hash, crc32c
 from danube.core.batch.columns import encode
 from danube.core.batch.format import Compression, Flag, read_header, stamp, unpack_header
 from danube.core.batch.selection import select
-from danube.spark.jobs import findings as segment_facts
 from danube.spark.jobs.findings import Damage, Expected, SegmentFacts
 from danube.spark.jobs.validate import rows as batch_rows
 from danube.spark.jobs.validate.segment import validate_segment
@@ -31,6 +30,7 @@ from danube.wal.segments.segment import (
     pack_header,
     read_summary,
 )
+from danube.wal.verify import walk
 from danube.wal.verify.bytes import BytesSource, FileSource
 from tests.unit.wal_samples import open_log, roll, sync
 
@@ -321,7 +321,7 @@ def test_at_least_twenty_kinds_are_planted_here() -> None:
 
 
 def test_findings_that_are_not_listed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_facts, "FINDINGS_PER_FILE_MAX", 2)
+    monkeypatch.setattr(walk, "PROBLEMS_MAX", 2)
     data = segment_of(_BATCHES)
     for number in range(4):
         data = flip(data, place(_BATCHES, number) + 120)
@@ -438,7 +438,7 @@ def test_kernel_and_twin_see_the_same(source: random.Random) -> None:
         assert (one.stop, one.reason) == (other.stop, other.reason)
         assert all((left == right).all() for left, right in zip(one.rows, other.rows, strict=True))
         start = 8 * source.randrange(len(octets) // 8)
-        assert batch_rows.find(octets, start, len(octets), BASE + 6) == batch_rows.find_twin(
+        assert batch_rows.find(octets, start, len(octets), BASE + 6) == walk.find(
             octets, start, len(octets), BASE + 6
         )
     assert Flag.SCHEMA_ID

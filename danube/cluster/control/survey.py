@@ -20,8 +20,7 @@ from danube.cluster.log import log_file
 from danube.cluster.log.applied_log import stamped
 from danube.cluster.log.node_files import NODE_FILE, NodeRecord, load_node, refuse_etcd
 from danube.cluster.raft.entry import COMMAND
-from danube.cluster.raft.journal import Identity
-from danube.cluster.raft.prefix import Prefix, read_prefix
+from danube.cluster.raft.journal import Identity, Prefix, read_prefix
 from danube.core.metadata.commands import decode_commands
 from danube.core.metadata.machine import Metadata
 from danube.errors import CallerError, Damage, NotFound, WrongState

@@ -31,7 +31,7 @@ import msgspec
 from danube.cluster.log import log_file
 from danube.cluster.raft.disk import Disk
 from danube.cluster.raft.engine import Members
-from danube.cluster.raft.entry import Entry, size_of
+from danube.cluster.raft.entry import MEMBERS, Entry, members_of, size_of
 from danube.errors import ClosedError, Damage, StorageIncompatible
 from danube.limits import RAFT_ENTRY_BYTES_MAX, RAFT_SNAPSHOT_PART_BYTES
 
@@ -207,10 +207,10 @@ class Journal:
         content = self._guarded(lambda: self._disk.read(RAFT_SNAPSHOT_PART_BYTES + 64, start))
         step = log_file.entry_at(content, 0, start)
         if step is None:
-            raise self._damage(start, "a part of the snapshot fails its checksum")
-        (part,) = self._records(step, start)
+            raise _damage(self._disk.path, start, "a part of the snapshot fails its checksum")
+        (part,) = _records(step, start, self._disk.path)
         if not isinstance(part, Part):
-            raise self._damage(start, "a part of the snapshot is missing")
+            raise _damage(self._disk.path, start, "a part of the snapshot is missing")
         return part.content[skipped:]
 
     def snapshot(self) -> bytes:
@@ -228,59 +228,14 @@ class Journal:
         content = self._guarded(self._disk.load)
         if content is None:
             return None
-        steps, taken_over = self._steps(content)
-        replay = _Replay(self._damage)
-        start = _HEADER_BYTES
-        for number, step in enumerate(steps, 1):
-            if step.first_index != number:
-                raise self._damage(start, f"step {step.first_index} comes where {number} is due")
-            replay.apply(self._records(step, start), start, step.end)
-            start = step.end
-        recovered = replay.recovered(_HEADER_BYTES)
+        replay, taken_over = _replayed(content, self._disk.path)
+        recovered = replay.recovered()
         self._identity = recovered.identity
         self._snapshot_size = recovered.base.snapshot_size
         self._part_positions, self._entries_start = replay.part_positions, replay.entries_start
-        self._step, self._end = len(steps), steps[-1].end
+        self._step, self._end = replay.step_count, replay.end
         self._guarded(lambda: self._mend(content, taken_over))
         return recovered
-
-    def _steps(self, content: bytes) -> tuple[list[log_file.Entry], int]:
-        """The steps that count, and how many of them lie behind the mark."""
-        mark = self._checked_mark(content)
-        path = self._disk.path
-        try:
-            steps = list(log_file.committed_entries(content[_HEADER_BYTES:mark], _HEADER_BYTES, path))
-            behind = log_file.tail_entries(content[mark:], mark, path)
-        except Damage as error:
-            raise self._damage(error.facts["position"], error.why) from error
-        if not steps:
-            raise self._damage(_HEADER_BYTES, "there is no step below the mark")
-        return steps + behind, len(behind)
-
-    def _checked_mark(self, content: bytes) -> int:
-        header = content[:_MARK_POSITION]
-        generation = int.from_bytes(header[8:16], "little")
-        expected = log_file.new_file(generation, b"")
-        if header[:3] == expected[:3] and header[:4] != expected[:4] and header[4:] == expected[4:24]:
-            raise StorageIncompatible(
-                f"{self._disk.path} has another format",
-                why=f"its magic is {header[:4]!r}",
-                hint="start the version that wrote it",
-            )
-        if len(content) < _HEADER_BYTES or header != expected[:_MARK_POSITION]:
-            raise self._damage(0, "the header is not one")
-        mark = int.from_bytes(content[24:32], "little")
-        if content[_MARK_POSITION:_HEADER_BYTES] != log_file.pack_mark(mark):
-            raise self._damage(_MARK_POSITION, "the mark fails its checksum")
-        if not _HEADER_BYTES <= mark <= len(content):
-            raise self._damage(len(content), f"the file is cut; {mark} bytes were synced")
-        return mark
-
-    def _records(self, step: log_file.Entry, position: int) -> list[Record]:
-        try:
-            return _decoder.decode(step.content)
-        except msgspec.MsgspecError as error:
-            raise self._damage(position, f"a step cannot be read: {error}") from error
 
     def _mend(self, content: bytes, taken_over: int) -> None:
         mark = int.from_bytes(content[24:32], "little")
@@ -332,16 +287,6 @@ class Journal:
         except BaseException:
             self._end_now()
             raise
-
-    def _damage(self, position: int, why: str) -> Damage:
-        return Damage(
-            f"the member's journal is damaged at position {position}",
-            why=why,
-            hint="nothing was changed; remove this member and let a new one join in its place;"
-            " when most are damaged, see `danube cluster recover --help`",
-            file=self._disk.path,
-            position=position,
-        )
 
 
 def _puts(first_index: int, entries: Sequence[Entry]) -> Iterator[tuple[Put, int]]:
@@ -397,49 +342,168 @@ class Staged(NamedTuple):
 
 
 class _Replay:
-    """Takes record after record and refuses what a journal never holds."""
+    """Takes step after step and refuses what a journal never holds."""
 
-    def __init__(self, damage: Callable[[int, str], Damage]) -> None:
-        self._damage = damage
-        self._identity: Identity | None = None
-        self._base = Base(0, 0, 0, 0, Members({}), 0)
-        self._promise = Promise(0, None)
-        self._entries: list[Entry] = []
-        self._snapshot_size = 0
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.identity: Identity | None = None
+        self.base = Base(0, 0, 0, 0, Members({}), 0)
+        self.promise = Promise(0, None)
+        self.entries: list[Entry] = []
+        self.snapshot_size = 0
         self.part_positions: list[int] = []
         self.entries_start = 0
+        self.step_count, self.end = 0, _HEADER_BYTES
 
-    def apply(self, records: list[Record], position: int, end: int) -> None:
-        if self._identity is None:
+    def take(self, step: log_file.Entry) -> None:
+        """Take the next step; raises Damage, and then nothing more counts."""
+        position, number = self.end, self.step_count + 1
+        if step.first_index != number:
+            raise _damage(self._path, position, f"step {step.first_index} comes where {number} is due")
+        self._apply(_records(step, position, self._path), position, step.end)
+        self.step_count, self.end = number, step.end
+
+    def _apply(self, records: list[Record], position: int, end: int) -> None:
+        if self.identity is None:
             if [type(record) for record in records] != [Identity, Base]:
-                raise self._damage(position, "the first step does not say whose journal this is")
-            self._identity, self._base = records  # type: ignore[assignment]
+                raise _damage(self._path, position, "the first step does not say whose journal this is")
+            self.identity, self.base = records  # type: ignore[assignment]
             self.entries_start = end
             return
         for record in records:
             if isinstance(record, Put):
                 self._put(record, position)
             elif isinstance(record, Promise):
-                if record.term < self._promise.term:
-                    raise self._damage(position, f"term {record.term} follows term {self._promise.term}")
-                self._promise = record
+                if record.term < self.promise.term:
+                    why = f"term {record.term} follows term {self.promise.term}"
+                    raise _damage(self._path, position, why)
+                self.promise = record
             elif isinstance(record, Part) and self.entries_start == position:
                 self.part_positions.append(position)
-                self._snapshot_size += len(record.content)
+                self.snapshot_size += len(record.content)
                 self.entries_start = end
             else:
-                raise self._damage(position, "a record lies where it is never written")
+                raise _damage(self._path, position, "a record lies where it is never written")
 
     def _put(self, record: Put, position: int) -> None:
-        start = record.first_index - self._base.log_index - 1
-        if not 0 <= start <= len(self._entries):
-            raise self._damage(position, f"entry {record.first_index} does not follow what is there")
-        del self._entries[start:]
-        self._entries += record.entries
+        start = record.first_index - self.base.log_index - 1
+        if not 0 <= start <= len(self.entries):
+            why = f"entry {record.first_index} does not follow what is there"
+            raise _damage(self._path, position, why)
+        del self.entries[start:]
+        self.entries += record.entries
 
-    def recovered(self, position: int) -> Recovered:
-        if self._identity is None or self._snapshot_size != self._base.snapshot_size:
-            raise self._damage(position, "the snapshot is not whole")
-        if self._base.log_index + len(self._entries) < self._base.index:
-            raise self._damage(position, "entries of the snapshot are missing")
-        return Recovered(self._identity, self._base, self._promise, self._entries)
+    def recovered(self) -> Recovered:
+        if self.identity is None or self.snapshot_size != self.base.snapshot_size:
+            raise _damage(self._path, _HEADER_BYTES, "the snapshot is not whole")
+        if self.base.log_index + len(self.entries) < self.base.index:
+            raise _damage(self._path, _HEADER_BYTES, "entries of the snapshot are missing")
+        return Recovered(self.identity, self.base, self.promise, self.entries)
+
+
+def _replayed(content: bytes, path: str) -> tuple[_Replay, int]:
+    """The steps that count, and how many of them lie behind the mark.  Raises Damage."""
+    mark = _checked_mark(content, path)
+    try:
+        steps = list(log_file.committed_entries(content[_HEADER_BYTES:mark], _HEADER_BYTES, path))
+        behind = log_file.tail_entries(content[mark:], mark, path)
+    except Damage as error:
+        raise _damage(path, error.facts["position"], error.why) from error
+    if not steps:
+        raise _damage(path, _HEADER_BYTES, "there is no step below the mark")
+    replay = _Replay(path)
+    for step in steps + behind:
+        replay.take(step)
+    return replay, len(behind)
+
+
+def _checked_mark(content: bytes, path: str) -> int:
+    header = content[:_MARK_POSITION]
+    generation = int.from_bytes(header[8:16], "little")
+    expected = log_file.new_file(generation, b"")
+    if header[:3] == expected[:3] and header[:4] != expected[:4] and header[4:] == expected[4:24]:
+        raise StorageIncompatible(
+            f"{path} has another format",
+            why=f"its magic is {header[:4]!r}",
+            hint="start the version that wrote it",
+        )
+    if len(content) < _HEADER_BYTES or header != expected[:_MARK_POSITION]:
+        raise _damage(path, 0, "the header is not one")
+    mark = int.from_bytes(content[24:32], "little")
+    if content[_MARK_POSITION:_HEADER_BYTES] != log_file.pack_mark(mark):
+        raise _damage(path, _MARK_POSITION, "the mark fails its checksum")
+    if not _HEADER_BYTES <= mark <= len(content):
+        raise _damage(path, len(content), f"the file is cut; {mark} bytes were synced")
+    return mark
+
+
+def _records(step: log_file.Entry, position: int, path: str) -> list[Record]:
+    try:
+        return _decoder.decode(step.content)
+    except msgspec.MsgspecError as error:
+        raise _damage(path, position, f"a step cannot be read: {error}") from error
+
+
+def _damage(path: str, position: int, why: str) -> Damage:
+    return Damage(
+        f"the member's journal is damaged at position {position}",
+        why=why,
+        hint="nothing was changed; remove this member and let a new one join in its place;"
+        " when most are damaged, see `danube cluster recover --help`",
+        file=path,
+        position=position,
+    )
+
+
+class Prefix(NamedTuple):
+    """The member as of its journal's last sound step.
+
+    ``identity`` None: not even the first one is.  ``snapshot`` None: it is not whole, and there is no entry.
+    ``damage`` None: the journal is whole.
+    """
+
+    identity: Identity | None
+    base: Base
+    promise: Promise
+    entries: list[Entry]
+    snapshot: bytes | None
+    damage: Damage | None
+
+    @property
+    def last_index(self) -> int:
+        return max(self.base.index, self.base.log_index + len(self.entries))
+
+    @property
+    def last_term(self) -> int:
+        return max(self.base.term, self.entries[-1].term if self.entries else 0)
+
+    def members(self) -> Members:
+        """Members as of the last sound entry that changed them."""
+        changes = [entry for entry in self.entries if entry.kind == MEMBERS]
+        return members_of(changes[-1]) if changes else self.base.members
+
+
+def read_prefix(content: bytes, path: str) -> Prefix:
+    """Read the sound beginning of a journal's bytes, for an operator who has no whole one left.
+
+    Each step has a checksum and a number, so the steps before the damage are as they were written.  Steps
+    behind it are not read, for it is unknown what is missing in between.  The header and the mark state
+    nothing that the steps do not: if only they are damaged, no step is lost.  Raises StorageIncompatible for
+    a newer version.
+    """
+    replay, damage = _Replay(path), None
+    try:
+        _replayed(content, path)[0].recovered()
+    except Damage as error:
+        damage = error
+    while (step := log_file.entry_at(content, replay.end, replay.end)) is not None:
+        try:
+            replay.take(step)
+        except Damage:
+            break
+    snapshot: bytes | None = None
+    if replay.identity is not None and replay.snapshot_size == replay.base.snapshot_size:
+        steps = [log_file.entry_at(content, start, start) for start in replay.part_positions]
+        records = [record for step in steps if step is not None for record in _decoder.decode(step.content)]
+        snapshot = b"".join(record.content for record in records if isinstance(record, Part))
+    return Prefix(replay.identity, replay.base, replay.promise, replay.entries, snapshot, damage)

@@ -23,8 +23,7 @@ from danube.cluster.log.node_files import MEMBER, NodeRecord, load_node, store_n
 from danube.cluster.raft.disk import DirectoryDisk
 from danube.cluster.raft.engine import Members
 from danube.cluster.raft.entry import COMMAND, NOTHING, Entry, members_entry
-from danube.cluster.raft.journal import Base, Identity, Journal, Promise
-from danube.cluster.raft.prefix import read_prefix
+from danube.cluster.raft.journal import Base, Identity, Journal, Promise, read_prefix
 from danube.core.cluster.commands import Agreed
 from danube.core.metadata.commands import Command, CreateTopic, encode_command, join_commands
 from danube.core.metadata.machine import Metadata

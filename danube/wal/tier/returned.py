@@ -11,26 +11,25 @@ message.  An offer may be put twice, found twice and half done; the manifest sho
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from danube.core.batch.checksum import content_hasher
 from danube.errors import Damage, InvalidArgument, ObjectMissing, StoreDamaged
 from danube.host import telemetry
 from danube.limits import GIB
 from danube.wal.segments.merge import SealedRange, opened, runs_of
 from danube.wal.segments.segment import LogIdentity
-from danube.wal.stores.objects import ObjectStore, local_failure
+from danube.wal.segments.stored_segment import hash_of
+from danube.wal.stores.objects import ObjectStore
 from danube.wal.tier.hole_changes import Tail, decode_tail, encode_tail, filling, named, objection_to
 from danube.wal.tier.keys import returned_key, returned_prefix, segment_key
 from danube.wal.tier.manifest import EntryFlag, SegmentEntry, entry_of
+from danube.wal.tier.sealed_files import emptied
 from danube.wal.tier.staged import fetched
 from danube.wal.tier.uploader import Uploader
 
 JOB_BYTES_MAX: Final = 1 * GIB  # examined in one go, unless the first alone is larger
-_READ_BYTES: Final = 8 << 20
 _log = telemetry.events("mover")
 
 
@@ -97,17 +96,9 @@ def examine_returned(uploader: Uploader, entry: SegmentEntry, work: Path) -> Non
 
     Raises ObjectMissing or Damage if it cannot be installed, StorageFailed, and errors of the store.
     """
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True, mode=0o700)
-        path = fetched(uploader, entry, segment_key(uploader.identity, entry), work)
-        _examine(uploader, entry, path)
-    except InvalidArgument as error:
-        raise Damage("it cannot be read", why=str(error)) from None
-    except OSError as error:
-        raise local_failure(work, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    key = segment_key(uploader.identity, entry)
+    with emptied(work, f"object {key} cannot be named"):
+        _examine(uploader, entry, fetched(uploader, entry, key, work))
 
 
 def _examine(uploader: Uploader, entry: SegmentEntry, path: Path) -> None:
@@ -121,18 +112,8 @@ def _examine(uploader: Uploader, entry: SegmentEntry, path: Path) -> None:
             raise Damage(f"the footer of {path.name} says other things than its entry")
         if summary.identity != uploader.identity:
             raise Damage(f"{path.name} is of another partition")
-        if _content_hash(path, entry.data_end) != entry.content_hash:
+        if hash_of(original.fd, entry.data_end) != entry.content_hash:
             raise Damage(f"{path.name} has other bytes than its footer says")
         if entry.record_count == entry.end_offset - entry.base_offset:  # else it was damaged on that disk
             for _ in runs_of(original):
                 pass
-
-
-def _content_hash(path: Path, data_end: int) -> bytes:
-    hasher = content_hasher()
-    with path.open("rb") as file:
-        left = data_end
-        while left and (data := file.read(min(left, _READ_BYTES))):
-            hasher.update(data)
-            left -= len(data)
-    return bytes(hasher.digest())

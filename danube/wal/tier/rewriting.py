@@ -11,7 +11,6 @@ the working directory, which is emptied before each use.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,14 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from danube.core.partition.compaction_plan import CompactionSettings, Piece, next_round
-from danube.errors import Damage, StoreDamaged
+from danube.errors import Damage
 from danube.host.clock import wall_us
 from danube.wal.segments.key_compaction import KeysRead, compact, read_keys
-from danube.wal.segments.merge import SealedRange, merge, opened
+from danube.wal.segments.merge import Merged, SealedRange, merge, opened
 from danube.wal.segments.segment import file_name
 from danube.wal.stores.objects import local_failure
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from danube.wal.tier.sealed_files import emptied
 from danube.wal.tier.uploader import Change, Uploader, replacing
 
 Replacement = tuple[SegmentEntry, list[SegmentEntry]]  # what was made, and of what
@@ -84,22 +84,8 @@ def compact_objects(
     ``work``: a directory of this call alone; it needs room for twice ``target_bytes``.  Raises like
     merge_objects().
     """
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True, mode=0o700)
+    with emptied(work, f"objects of {uploader.owner.topic} cannot be compacted"):
         return _Compaction(uploader, plan, settings, work).run()
-    except StoreDamaged:
-        raise
-    except Damage as error:
-        raise StoreDamaged(
-            f"objects of {uploader.owner.topic} cannot be compacted",
-            why=str(error),
-            hint="see `danube verify`",
-        ) from None
-    except OSError as error:
-        raise local_failure(work, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 class _Compaction:
@@ -131,55 +117,40 @@ class _Compaction:
 
     @contextmanager
     def _fetched(self, entry: SegmentEntry) -> Iterator[SealedRange]:
-        path = self._fetch(entry)
-        yield SealedRange(path)
-        path.unlink()
+        source = self._fetch(entry)
+        yield source
+        source.path.unlink()
 
-    def _fetch(self, entry: SegmentEntry) -> Path:
-        path = self._work / f"source-{entry.base_offset}"
-        self._uploader.fetch(segment_key(self._uploader.identity, entry), entry.size_bytes, path)
-        return path
+    def _fetch(self, entry: SegmentEntry) -> SealedRange:
+        return _fetched(self._uploader, entry, self._work / f"source-{entry.base_offset}")
 
     def _group(self, sources: Sequence[SegmentEntry], keys: KeysRead) -> tuple[int, SegmentEntry | None]:
         """Compact the first of ``sources``; how many those are, and the entry where something changed."""
-        paths: list[Path] = []
+        ranges: list[SealedRange] = []
         count = total = 0
         for entry in sources:
             total += entry.size_bytes
             if count and total > self._settings.target_bytes:
                 break
-            paths.append(self._fetch(entry))
-            with opened([SealedRange(paths[-1])]) as [original]:
+            ranges.append(self._fetch(entry))
+            with opened(ranges[-1:]) as [original]:
                 if original.snapshot is not None:
-                    count = len(paths)
-        made = self._compact(sources[:count], paths[:count], keys) if count else None
-        for path in paths:
-            path.unlink()
+                    count = len(ranges)
+        made = self._compact(sources[:count], ranges[:count], keys) if count else None
+        for one in ranges:
+            one.path.unlink()
         return count, made
 
     def _compact(
-        self, sources: Sequence[SegmentEntry], paths: list[Path], keys: KeysRead
+        self, sources: Sequence[SegmentEntry], ranges: list[SealedRange], keys: KeysRead
     ) -> SegmentEntry | None:
         target = self._work / file_name(sources[0].base_offset)
         before_us = self._plan.tombstones_before_us if keys.complete else None
-        ranges = [SealedRange(path) for path in paths]
         result = compact(ranges, keys.latest, target, tombstones_before_us=before_us)
         if not result.removed_count and len(sources) == 1 and sources[0].flags & EntryFlag.COMPACTED:
             target.unlink()
             return None
-        merged = result.merged
-        flags = int(EntryFlag.MERGED | EntryFlag.COMPACTED)
-        entry = entry_of(
-            merged.summary, merged.size_bytes, wall_us(), flags=flags, chain_hash=merged.chain_hash
-        )
-        told = (sources[0].base_offset, sources[-1].end_offset, sources[-1].chain_hash)
-        held = sum(one.record_count for one in sources)
-        if (entry.base_offset, entry.end_offset, entry.chain_hash) != told or (
-            entry.record_count + result.removed_count != held
-        ):
-            raise Damage("a compacted segment does not follow from what the manifest says of its sources")
-        if self._uploader.upload(target, resumed=True) is None:
-            raise local_failure(target, FileNotFoundError(2, "it has gone"))
+        entry = _uploaded(self._uploader, target, result.merged, sources, result.removed_count)
         target.unlink()
         return entry
 
@@ -209,30 +180,10 @@ def merge_objects(uploader: Uploader, sources: Sequence[SegmentEntry], work: Pat
     ``work``: a directory of this call alone; it needs room for twice the sources.  Raises StoreDamaged when a
     source is not what the manifest says, StorageFailed when the local disk refuses, or what the store raises.
     """
-    target = work / file_name(sources[0].base_offset)
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True, mode=0o700)
+    with emptied(work, f"objects of {uploader.owner.topic} cannot be merged"):
         ranges = [_fetched(uploader, entry, work / f"source-{n}") for n, entry in enumerate(sources)]
-        merged = merge(ranges, target)
-        flags = EntryFlag.MERGED | (EntryFlag.COMPACTED if merged.summary.compacted else 0)
-        entry = entry_of(
-            merged.summary, merged.size_bytes, wall_us(), flags=int(flags), chain_hash=merged.chain_hash
-        )
-        _check(entry, sources)
-        if uploader.upload(target, resumed=True) is None:
-            raise local_failure(target, FileNotFoundError(2, "it has gone"))
-        return entry
-    except StoreDamaged:
-        raise
-    except Damage as error:
-        raise StoreDamaged(
-            f"objects of {uploader.owner.topic} cannot be merged", why=str(error), hint="see `danube verify`"
-        ) from None
-    except OSError as error:
-        raise local_failure(work, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        target = work / file_name(sources[0].base_offset)
+        return _uploaded(uploader, target, merge(ranges, target), sources)
 
 
 def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange:
@@ -240,9 +191,18 @@ def _fetched(uploader: Uploader, entry: SegmentEntry, path: Path) -> SealedRange
     return SealedRange(path)
 
 
-def _check(merged: SegmentEntry, sources: Sequence[SegmentEntry]) -> None:
-    """Raise Damage unless the fetched records are, in sum, those that the manifest states."""
+def _uploaded(
+    uploader: Uploader, target: Path, merged: Merged, sources: Sequence[SegmentEntry], removed: int = 0
+) -> SegmentEntry:
+    """Upload what was made of ``sources``, in sum as the manifest states them; return its entry."""
     first, last = sources[0], sources[-1]
+    flags = EntryFlag.MERGED | (EntryFlag.COMPACTED if merged.summary.compacted else 0)
+    entry = entry_of(
+        merged.summary, merged.size_bytes, wall_us(), flags=int(flags), chain_hash=merged.chain_hash
+    )
     told = (first.base_offset, last.end_offset, sum(one.record_count for one in sources), last.chain_hash)
-    if (merged.base_offset, merged.end_offset, merged.record_count, merged.chain_hash) != told:
-        raise Damage("the merged segment does not hold what the manifest says of its sources")
+    if (entry.base_offset, entry.end_offset, entry.record_count + removed, entry.chain_hash) != told:
+        raise Damage("the new segment does not hold what the manifest says of its sources")
+    if uploader.upload(target, resumed=True) is None:
+        raise local_failure(target, FileNotFoundError(2, "it has gone"))
+    return entry

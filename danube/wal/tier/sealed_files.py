@@ -7,12 +7,15 @@ examination is kept as long as a file of that name and inode exists.
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from danube.core.batch.checksum import content_hasher
 from danube.core.partition.tier_plan import LocalSegment
-from danube.errors import Damage
+from danube.errors import Damage, InvalidArgument, StoreDamaged
 from danube.host import files
 from danube.wal.segments.segment import (
     HEADER_BYTES,
@@ -97,6 +100,27 @@ class LocalListing:
         if summary is None:
             return LocalSegment(base_offset, base_offset, size, 0, sealed=False)
         return LocalSegment(base_offset, summary.end_offset, size, summary.first_append_us, sealed=True)
+
+
+@contextmanager
+def emptied(work: Path, failure: str) -> Iterator[None]:
+    """Lend the directory ``work`` for objects that are read and made in it; it is removed at the end.
+
+    Raises StoreDamaged, which says ``failure``, if an object is not what it should be, and StorageFailed if
+    the local disk refuses.
+    """
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True, mode=0o700)
+        yield
+    except StoreDamaged:
+        raise
+    except (Damage, InvalidArgument) as error:
+        raise StoreDamaged(failure, why=str(error), hint="see `danube verify`") from None
+    except OSError as error:
+        raise local_failure(work, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def examine(path: Path, identity: LogIdentity, rest: Progress = lambda _: None) -> SealedFile:

@@ -14,7 +14,6 @@ topics with compaction, and for records and tombstones that the policy allows to
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Container, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ import msgspec
 import numpy as np
 
 from danube.core.batch.checksum import content_hasher
-from danube.errors import Damage, InvalidArgument, ObjectMissing, StoreDamaged
+from danube.errors import Damage, InvalidArgument, ObjectMissing
 from danube.limits import GIB
 from danube.wal.segments.index import SparseIndex
 from danube.wal.segments.merge import Original, SealedRange, opened, runs_of
@@ -36,9 +35,9 @@ from danube.wal.segments.segment import (
     read_summary,
     split_footer,
 )
-from danube.wal.stores.objects import local_failure
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from danube.wal.tier.sealed_files import emptied
 
 if TYPE_CHECKING:
     from danube.wal.tier.uploader import Uploader
@@ -222,20 +221,9 @@ def examine_staged(uploader: Uploader, one: Staged, sources: Sequence[SegmentEnt
     ``work``: a directory of this call alone, with room for the object.  Raises ObjectMissing or StoreDamaged
     if it cannot be installed, StorageFailed if the local disk refuses, and errors of the store.
     """
-    made = one.made
-    key = segment_key(uploader.identity, made)
-    try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True, mode=0o700)
-        _examine(uploader, one, sources, fetched(uploader, made, key, work))
-    except StoreDamaged:
-        raise
-    except (Damage, InvalidArgument) as error:
-        raise StoreDamaged(f"object {key} cannot be installed", why=str(error), key=key) from None
-    except OSError as error:
-        raise local_failure(work, error) from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    key = segment_key(uploader.identity, one.made)
+    with emptied(work, f"object {key} cannot be installed"):
+        _examine(uploader, one, sources, fetched(uploader, one.made, key, work))
 
 
 def fetched(uploader: Uploader, made: SegmentEntry, key: str, work: Path) -> Path:

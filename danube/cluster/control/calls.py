@@ -19,7 +19,7 @@ An outcome crosses a socket as a record, as nothing, or as the error that was ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -31,9 +31,11 @@ from danube.core.metadata.commands import Outcome, TopicRecord, in_full
 from danube.core.placement.duties import Placing
 from danube.errors import DanubeError, ProtocolError, error_for_code
 
-_RECORDS: Final[dict[str, type]] = {
-    cls.__name__: cls for cls in (TopicRecord, KeyRecord, Allocated, Lease, BrokerRecord)
+_RECORDS: Final[dict[str, msgspec.msgpack.Decoder[Outcome]]] = {
+    cls.__name__: msgspec.msgpack.Decoder(cls)
+    for cls in (TopicRecord, KeyRecord, Allocated, Lease, BrokerRecord)
 }
+_Value = TypeVar("_Value")
 
 
 class SentError(msgspec.Struct, frozen=True):
@@ -92,14 +94,10 @@ def _received(sent: SentOutcome) -> Outcome:
         return received_error(sent.error)
     if not sent.kind:
         return None
-    cls = _RECORDS.get(sent.kind)
-    if cls is None:
+    decoder = _RECORDS.get(sent.kind)
+    if decoder is None:
         raise ProtocolError("an outcome has an unknown kind", why=sent.kind[:80])
-    try:
-        outcome: Outcome = msgspec.msgpack.decode(sent.record, type=cls)
-        return outcome
-    except UNREADABLE as error:
-        raise ProtocolError("an outcome cannot be read", why=str(error)) from None
+    return _decoded(decoder, sent.record, "an outcome")
 
 
 class Propose(msgspec.Struct, frozen=True, tag="propose"):
@@ -196,8 +194,8 @@ Request = Propose | Change | Barrier | Status | Introduce | Join
 Answer = Proposed | Changed | Reached | ClusterStatus | Introduction | Failed
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_requests: Final = msgspec.msgpack.Decoder(Request)
-_answers: Final = msgspec.msgpack.Decoder(Answer)
+_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+_answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(value: Request | Answer) -> bytes:
@@ -206,17 +204,16 @@ def encode(value: Request | Answer) -> bytes:
 
 def decode_request(body: bytes) -> Request:
     """Raises ProtocolError."""
-    try:
-        request: Request = _requests.decode(body)
-        return request
-    except UNREADABLE as error:
-        raise ProtocolError("a request cannot be read", why=str(error)) from None
+    return _decoded(_requests, body, "a request")
 
 
 def decode_answer(body: bytes) -> Answer:
     """Raises ProtocolError."""
+    return _decoded(_answers, body, "an answer")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Value], body: bytes | msgspec.Raw, what: str) -> _Value:
     try:
-        answer: Answer = _answers.decode(body)
-        return answer
+        return decoder.decode(body)
     except UNREADABLE as error:
-        raise ProtocolError("an answer cannot be read", why=str(error)) from None
+        raise ProtocolError(f"{what} cannot be read", why=str(error)) from None

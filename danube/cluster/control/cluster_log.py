@@ -116,14 +116,14 @@ class ClusterLog(LocalLog):
 
     def _read_up_to(self, version: int) -> None:
         """Take in what the controller said is written; the changes are for the next refresh."""
-        with self._storage_errors():
+        with log_file.storage_errors(self._path):
             self._catch_up()
         if self.version < version:
             broken("the copy lacks what the controller applied", version=version, here=self.version)
 
     def _open(self, create: bool) -> None:
         """Without the lock and without touching what lies behind the mark: that is the controller's."""
-        with self._storage_errors():
+        with log_file.storage_errors(self._path):
             if not os.path.exists(self._path):
                 raise NotFound(
                     f"there is no metadata log in {self._directory}", why="the controller has not made it yet"

@@ -26,7 +26,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -282,12 +282,7 @@ def _end(data_dir: Path) -> None:
 def _held(data_dir: Path) -> Iterator[None]:
     """Hold the lock of the journal's directory, where there is one: a member that runs is refused."""
     directory = data_dir / JOURNAL_DIRECTORY
-    try:
-        disk = DirectoryDisk(directory) if directory.is_dir() else None
-        try:
-            yield
-        finally:
-            if disk is not None:
-                disk.close()
-    except OSError as error:
-        raise log_file.storage_error(error, str(data_dir)) from error
+    with log_file.storage_errors(str(data_dir)), ExitStack() as held:
+        if directory.is_dir():
+            held.callback(DirectoryDisk(directory).close)
+        yield

@@ -16,8 +16,7 @@ import fcntl
 import gc
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -74,7 +73,6 @@ class AppliedLog:
     def __init__(self, directory: Path, applied: Callable[[], None] = lambda: None) -> None:
         self._directory = str(directory)
         self._path = os.path.join(self._directory, "metadata.log")
-        self._new_path = os.path.join(self._directory, "metadata.new")
         self._applied = applied
         self._state = Metadata()
         self._descriptor = self._lock_descriptor = -1
@@ -87,7 +85,7 @@ class AppliedLog:
         self.damaged = False  # whether there was a file that could not be read
         self.changed: Callable[[list[Change]], None] | None = None  # gets the changes of each command
         try:
-            with self._storage_errors():
+            with log_file.storage_errors(self._path):
                 self._open()
         except BaseException:
             self.close()
@@ -127,7 +125,7 @@ class AppliedLog:
             raise Damage(f"entry {index} cannot be applied", why=str(error)) from error
         self._restored_index = index
         if self.visible:
-            with self._storage_errors():
+            with log_file.storage_errors(self._path):
                 self._append(first_version, join_commands(encoded))
         self._applied()
         return outcomes
@@ -221,33 +219,12 @@ class AppliedLog:
         self._replace(self._state.snapshot(), [])
         self.visible = True
 
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise log_file.storage_error(error, self._path) from error
-
     def _replace(self, snapshot: bytes, entries: list[bytes]) -> None:
         """The next file: a snapshot and packed entries behind it."""
-        with self._storage_errors():
-            self._write_new(snapshot, entries)
-
-    def _write_new(self, snapshot: bytes, entries: list[bytes]) -> None:
         generation = self._generation + 1
-        first = log_file.new_file(generation, snapshot)
-        content = first + b"".join(entries)
-        log_file.unlink(self._new_path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(self._new_path, flags, 0o600)
-        try:
-            log_file.write_all(descriptor, content, 0)
-            log_file.write_mark(descriptor, len(content))
-            os.rename(self._new_path, self._path)
-        except BaseException:
-            os.close(descriptor)
-            log_file.unlink(self._new_path)
-            raise
+        content = log_file.new_file(generation, snapshot) + b"".join(entries)
+        with log_file.storage_errors(self._path):
+            descriptor = log_file.replaced(self._path, content, synced=False)
         former, self._descriptor = self._descriptor, descriptor
         if former >= 0:
             os.close(former)
@@ -263,9 +240,7 @@ class AppliedLog:
 
     def _open(self) -> None:
         os.makedirs(self._directory, 0o700, exist_ok=True)
-        lock_path = os.path.join(self._directory, "metadata.lock")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._lock_descriptor = os.open(lock_path, flags, 0o600)
+        self._lock_descriptor = log_file.open_lock(self._directory)
         try:
             fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

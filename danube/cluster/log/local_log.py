@@ -197,7 +197,6 @@ class LocalLog(Consensus):
     ) -> None:
         self._directory = str(directory)
         self._path = os.path.join(self._directory, "metadata.log")
-        self._new_path = os.path.join(self._directory, "metadata.new")
         self._lock_timeout_s = lock_timeout_s
         self._compact_bytes_min = compact_bytes_min
         self._process_id = os.getpid()
@@ -262,7 +261,7 @@ class LocalLog(Consensus):
         if len(self._changes) > _CHANGES_WAITING_MAX:
             raise Overloaded("too many metadata changes wait to be taken", hint="call refresh")
         results: list[Outcome] = [None] * len(commands)
-        with self._storage_errors(), self._locked():
+        with log_file.storage_errors(self._path), self._locked():
             self._catch_up()
             self._mend_tail()
             start = 0
@@ -376,7 +375,7 @@ class LocalLog(Consensus):
         """Apply newly committed commands; this costs one system call if there are none."""
         if self._descriptor < 0:
             raise ClosedError("the metadata log was closed")
-        with self._storage_errors():
+        with log_file.storage_errors(self._path):
             status = os.fstat(self._descriptor)
             if status.st_size != self._position or not status.st_nlink:
                 self._catch_up()
@@ -494,13 +493,6 @@ class LocalLog(Consensus):
             if self._lock_descriptor >= 0:
                 fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
 
-    @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise log_file.storage_error(error, self._path) from error
-
     def _mend_tail(self) -> None:
         """Keep or cut bytes behind the mark that a dead writer left."""
         size = os.fstat(self._descriptor).st_size
@@ -548,17 +540,7 @@ class LocalLog(Consensus):
     def _write_new(self, state: Metadata, generation: int) -> None:
         """Replace the file by one that holds only a snapshot of ``state``; raises OSError."""
         content = log_file.new_file(generation, state.snapshot())
-        log_file.unlink(self._new_path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(self._new_path, flags, 0o600)
-        try:
-            log_file.write_all(descriptor, content, 0)
-            os.fsync(descriptor)
-            os.rename(self._new_path, self._path)
-        except BaseException:
-            os.close(descriptor)
-            log_file.unlink(self._new_path)
-            raise
+        descriptor = log_file.replaced(self._path, content, synced=True)
         self._install(descriptor, generation, len(content))
         self._sync_directory()
 
@@ -577,15 +559,13 @@ class LocalLog(Consensus):
     # Open
 
     def _open(self, create: bool) -> None:
-        with self._storage_errors():
+        with log_file.storage_errors(self._path):
             if create:
                 os.makedirs(self._directory, 0o700, exist_ok=True)
                 self._sync_parent()
             elif not os.path.exists(self._path):
                 raise NotFound(f"there is no metadata log in {self._directory}")
-            lock_path = os.path.join(self._directory, "metadata.lock")
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._lock_descriptor = os.open(lock_path, flags, 0o600)
+            self._lock_descriptor = log_file.open_lock(self._directory)
             self._locks = LockCount(self._lock_descriptor)
             with self._locked():
                 if create and not os.path.lexists(self._path):

@@ -29,6 +29,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from danube.core.batch.checksum import crc32c
@@ -204,12 +205,42 @@ def storage_error(error: OSError, path: str) -> StorageFull | StorageFailed:
     return cls("metadata could not be stored or read", why=str(error), hint=hint, file=path)
 
 
-def unlink(path: str) -> None:
-    """Remove a file that may be missing."""
+@contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Raise storage_error() in the place of an OSError."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def replaced(path: str, content: bytes, *, synced: bool) -> int:
+    """Give ``path`` a new file of ``content``, all of it committed; return its descriptor.  Raises OSError.
+
+    ``synced``: its bytes are on disk before it has the name, which the caller makes durable.
+    """
+    new_path = path.removesuffix(".log") + ".new"
+    with suppress(FileNotFoundError):
+        os.unlink(new_path)
+    descriptor = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(descriptor, content, 0)
+        write_mark(descriptor, len(content))
+        if synced:
+            os.fsync(descriptor)
+        os.rename(new_path, path)
+    except BaseException:
+        os.close(descriptor)
+        with suppress(FileNotFoundError):
+            os.unlink(new_path)
+        raise
+    return descriptor
+
+
+def open_lock(directory: str) -> int:
+    """Descriptor of ``metadata.lock`` in a directory, which is made."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(os.path.join(directory, "metadata.lock"), flags, 0o600)
 
 
 def sync_directory(directory: str) -> None:

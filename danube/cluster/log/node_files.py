@@ -11,7 +11,6 @@ votes must not vote again.  A node that lost this file is a new node, which has 
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Final
 
 from danube.cluster.log import log_file
 from danube.errors import Damage, InvalidArgument, StorageFailed, WrongState
+from danube.host import files
 
 NODE_FILE: Final = "node_id"
 FORMING: Final = "forming"
@@ -97,19 +97,9 @@ def store_node(data_dir: Path, record: NodeRecord) -> None:
     if record.cluster_id:
         text += f"cluster {record.cluster_id} {record.state}\n"
     text += "".join(f"left {cluster_id}\n" for cluster_id in record.left)
-    new = path.with_suffix(".new")
-    try:
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            log_file.write_all(descriptor, text.encode("ascii"), 0)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(new, path)
-        log_file.sync_directory(str(data_dir))
-    except OSError as error:
-        raise log_file.storage_error(error, str(path)) from error
+    with log_file.storage_errors(str(path)):
+        files.make_directory(data_dir)
+        files.replace_durably(path, text.encode("ascii"))
 
 
 def check_journal(record: NodeRecord, journal_exists: bool, directory: Path) -> None:

@@ -26,7 +26,7 @@ from danube.core.partition.compaction_plan import (
 )
 from danube.errors import DanubeError
 from danube.host import clock, files, telemetry
-from danube.wal.log.replacing import unnamed_path
+from danube.wal.log.retention import unnamed_path
 from danube.wal.segments.key_compaction import Compacted, KeysRead, compact, read_keys
 from danube.wal.segments.merge import SealedRange
 from danube.wal.segments.stored_segment import StoredSegment

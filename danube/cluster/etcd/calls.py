@@ -10,7 +10,8 @@ import base64
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,7 @@ from danube.errors import (
 
 TIMEOUT_S: Final = 5.0
 PAGE_KEYS: Final = 32
+_RETRY_S: Final = 0.5  # of a watch
 _ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 _UNAUTHENTICATED: Final = 16
 _EXHAUSTED: Final = 8
@@ -340,6 +342,44 @@ def _text(content: bytes) -> str:
 
 def _bytes(text: str) -> bytes:
     return base64.b64decode(text)
+
+
+class EtcdWatch:
+    """A thread that watches some keys for changes, so that nothing has to poll.
+
+    ``told`` is called in it at every change, and whenever some may have been missed.  It says not
+    which.  Owns ``calls``.
+    """
+
+    def __init__(self, calls: EtcdCalls, start: bytes, end: bytes, told: Callable[[], None]) -> None:
+        self._calls = calls
+        self._range = start, end
+        self._told = told
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="danube-etcd-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread.  May be called twice."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._calls.interrupt()
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                for _ in self._calls.watched(*self._range):
+                    self._told()
+                    if self._stopped.is_set():
+                        break
+            except DanubeError:
+                pass  # readers get the error; here it only means to watch again
+            self._told()
+            self._stopped.wait(_RETRY_S)
+        self._calls.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

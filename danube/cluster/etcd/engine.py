@@ -15,10 +15,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from danube.cluster.etcd.calls import EtcdPlace, EtcdWatch
 from danube.cluster.etcd.log import EtcdLog, Head, Known
-from danube.cluster.etcd.watch import EtcdWatch
 from danube.cluster.raft.engine import EngineStatus, Host, Machine, Members
 from danube.errors import (
     Damage,
@@ -33,9 +33,6 @@ from danube.errors import (
 )
 from danube.host import clock, telemetry
 from danube.limits import MIB, RAFT_ENTRY_BYTES_MAX
-
-if TYPE_CHECKING:
-    from danube.cluster.etcd.calls import EtcdPlace
 
 LEASE_S: Final = 2  # the least that etcd gives with its own defaults
 KEEP_S: Final = 0.4

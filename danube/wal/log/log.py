@@ -27,8 +27,7 @@ from danube.errors import DanubeError, Fenced, OffsetOutOfRange, StorageFailed, 
 from danube.host import files
 from danube.limits import READ_CHUNK_BYTES
 from danube.wal.log.reader import LogReader
-from danube.wal.log.replacing import replace
-from danube.wal.log.retention import below, deletable, expired, remove
+from danube.wal.log.retention import below, deletable, expired, remove, replace
 from danube.wal.log.syncer import SealJob, SyncJob
 from danube.wal.recovery.carry import create_empty
 from danube.wal.recovery.damage import DamageRegister

@@ -22,10 +22,9 @@ from danube.wal.segments.segment import NO_LOG, SUMMARY_BYTES, LogIdentity, file
 from danube.wal.stores.objects import local_failure
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, SegmentEntry, entry_of
-from danube.wal.tier.origin import refuse_stranger
 from danube.wal.tier.rewriting import merge_objects
 from danube.wal.tier.staged import Staged, encode_staged, staged
-from danube.wal.tier.uploader import Ownership, Uploader
+from danube.wal.tier.uploader import Ownership, Uploader, refuse_stranger
 
 
 class CompactTask(NamedTuple):

@@ -23,7 +23,7 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameFlag, Kind
 from danube.host import clock
 from danube.wal.log.log import Log
-from danube.wal.log.replacing import UNNAMED_SUFFIX
+from danube.wal.log.retention import UNNAMED_SUFFIX
 from tests.log_oracle import verify
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, batch
 from tests.unit.failing_files import FailingFiles, Killed

@@ -139,6 +139,6 @@ def evictable_end(manifest: Manifest, log: Log, now_us: int, keep: LocalRetentio
     candidates = list(takewhile(lambda one: one.sealed and verified(one, manifest), front))
     cutoff_us = now_us - keep.ms * 1000 if keep.ms else None
     excess_bytes = log.local_bytes - keep.size_bytes if keep.size_bytes else 0
-    doomed = expired(candidates, cutoff_us, excess_bytes, None)
+    doomed = expired(candidates, cutoff_us, excess_bytes)
     surplus = candidates[: max(0, len(front) - keep.segments)] if keep.segments else []
     return max((one.end_offset for one in (*doomed[-1:], *surplus[-1:])), default=0)

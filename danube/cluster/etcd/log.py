@@ -35,7 +35,6 @@ CHUNK_BYTES: Final = 512 * KIB
 PAGE_BYTES: Final = 8 * MIB
 _FORMAT: Final = 2  # 1 was tried before a broker could use it
 _TERM_BYTES: Final = 8
-_TRIES_MAX: Final = 8
 _INLINE: Final = b"\0"
 _IN_PIECES: Final = b"\1"
 

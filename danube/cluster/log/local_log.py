@@ -172,14 +172,6 @@ _LOCK_POLL_S: Final = 0.001
 _CHANGES_WAITING_MAX: Final = 2 * TOPICS_MAX
 
 
-class Statistics(NamedTuple):
-    version: int
-    topic_count: int
-    log_bytes: int
-    compaction_count: int
-    compaction_failure_count: int
-
-
 class LocalLog(Consensus):
     """The Consensus port over files in ``directory``, which is made (0700) where it is missing.
 
@@ -210,7 +202,7 @@ class LocalLog(Consensus):
         self._descriptor_failed = False  # a sync failed on it; it is never synced again
         self._compact_after = 0
         self._reserved_end = 0
-        self._compaction_count = self._compaction_failure_count = 0
+        self.compaction_count = self.compaction_failure_count = 0
         try:
             self._open(create)
         except BaseException:
@@ -225,15 +217,6 @@ class LocalLog(Consensus):
     @property
     def version(self) -> int:
         return self._state.version
-
-    def statistics(self) -> Statistics:
-        return Statistics(
-            self._state.version,
-            self._state.topic_count,
-            self._position - self._entries_start,
-            self._compaction_count,
-            self._compaction_failure_count,
-        )
 
     def close(self) -> None:
         """Close the files; answered commands are on disk already.  May be called twice."""
@@ -531,10 +514,10 @@ class LocalLog(Consensus):
             return
         try:
             self._write_new(self._state, self._generation + 1)
-            self._compaction_count += 1
+            self.compaction_count += 1
         except OSError:
             # Everything is safe in the file at hand; try again when it has doubled.
-            self._compaction_failure_count += 1
+            self.compaction_failure_count += 1
             self._compact_after = 2 * log_bytes
 
     def _write_new(self, state: Metadata, generation: int) -> None:

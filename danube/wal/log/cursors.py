@@ -618,14 +618,6 @@ class CursorStore:
         for file in self._files:
             descriptors.close(file)
 
-    def statistics(self) -> dict[str, int]:
-        return {
-            "subscriptions": len(self._states),
-            "live_bytes": self._live_bytes,
-            "file_bytes": self._capacity,
-            "generation": self._generation,
-        }
-
 
 def _encode(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")

@@ -159,21 +159,6 @@ class Log:
     def active(self) -> StoredSegment | None:
         return self._writer.segment if self._writer is not None else None
 
-    def statistics(self) -> dict[str, Any]:
-        """Numbers for people; no key is removed once it is here."""
-        return {
-            "start": self.start,
-            "log_end": self.log_end,
-            "written_end": self.written_end,
-            "synced_end": self.synced_end,
-            "segments": len(self._segments),
-            "sealed_segments": sum(segment.sealed for segment in self._segments),
-            "local_bytes": self.local_bytes,
-            "pending_bytes": self._pending_bytes,
-            "damaged_ranges": self.damage.count,
-            "fenced": self.fenced,
-        }
-
     # -- append and write -------------------------------------------------------------------------
 
     def append(self, batch: Buffer, header: BatchHeader) -> None:
@@ -397,19 +382,14 @@ class Log:
 
     # -- retention --------------------------------------------------------------------------------
 
-    def retain(
-        self, now_us: int, retention_ms: int, retention_bytes: int, *, keep_from: int | None = None
-    ) -> list[OffsetRange]:
-        """Delete rolled segments from the front that are too old or too many; 0 keeps for ever.
-
-        Nothing at or above ``keep_from`` is deleted.
-        """
+    def retain(self, now_us: int, retention_ms: int, retention_bytes: int) -> list[OffsetRange]:
+        """Delete rolled segments from the front that are too old or too many; 0 keeps for ever."""
         cutoff_us = now_us - retention_ms * 1000 if retention_ms else None
         self.check_age(now_us, retention_ms)
         if self._segments == [self.active]:
             return []  # as most of many logs are, most of the time
         excess_bytes = self.local_bytes - retention_bytes if retention_bytes else 0
-        return self._delete(expired(self.front(), cutoff_us, excess_bytes, keep_from))
+        return self._delete(expired(self.front(), cutoff_us, excess_bytes))
 
     def check_age(self, now_us: int, retention_ms: int) -> None:
         """Make should_roll true if the active segment is old for ``retention_ms`` (0: never).

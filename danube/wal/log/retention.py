@@ -81,17 +81,16 @@ freeing: Final = Freeing()
 
 
 def expired(
-    candidates: Iterable[StoredSegment], cutoff_us: int | None, excess_bytes: int, keep_from: int | None
+    candidates: Iterable[StoredSegment], cutoff_us: int | None, excess_bytes: int
 ) -> list[StoredSegment]:
     """Segments from the front that are wholly older than ``cutoff_us``, or within ``excess_bytes``.
 
-    The first that must stay, for its age or for records at or above ``keep_from``, ends the list.
+    The first that must stay ends the list.
     """
     doomed: list[StoredSegment] = []
     for segment in candidates:
         too_old = cutoff_us is not None and segment.last_append_us < cutoff_us
-        needed = keep_from is not None and segment.end_offset > keep_from
-        if needed or not (too_old or excess_bytes >= segment.stored_bytes):
+        if not too_old and excess_bytes < segment.stored_bytes:
             break
         excess_bytes -= segment.stored_bytes
         doomed.append(segment)

@@ -212,9 +212,6 @@ class Syncer:
         """Whether a job was submitted whose outcome the loop has not heard."""
         return self._owed_count > 0
 
-    def statistics(self) -> dict[str, int]:
-        return {"groups": self.group_count, "jobs": self.job_count, "waiting": len(self._queue)}
-
     def _work(self) -> None:
         while True:
             with self._ready:

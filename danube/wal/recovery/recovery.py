@@ -74,7 +74,6 @@ class RecoveryReport(NamedTuple):
     scanned_bytes: int = 0
     torn_bytes: int = 0
     carried_bytes: int = 0
-    sealed_count: int = 0
     damaged: tuple[DamagedRange, ...] = ()
     producer_snapshot: bytes | None = None
     headers: Headers = Headers()
@@ -121,7 +120,7 @@ class Recovery:
         self._headers_of: dict[StoredSegment, Headers] = {}
         self._surveys: dict[StoredSegment, Survey] = {}
         self._locked: dict[StoredSegment, LogFile] = {}
-        self._scanned_bytes = self._torn_bytes = self._carried_bytes = self._sealed_count = 0
+        self._scanned_bytes = self._torn_bytes = self._carried_bytes = 0
 
     def run(self) -> Recovered:
         """Raises Fenced, AlreadyRunning, StorageIncompatible (nothing touched), StorageFull or OSError."""
@@ -168,7 +167,7 @@ class Recovery:
             self._remove_unused(log_end)
         report = RecoveryReport(
             segments[0].base_offset if segments else 0, log_end, self._scanned_bytes, self._torn_bytes,
-            self._carried_bytes, self._sealed_count, tuple(self._damaged), snapshot, headers,
+            self._carried_bytes, tuple(self._damaged), snapshot, headers,
             tuple(self._unfinished_seals),
         )  # fmt: skip
         return Recovered(segments, active, mark, self._holes, report)
@@ -470,4 +469,3 @@ class Recovery:
                 raise
             return
         segment.take_summary(summary, size)
-        self._sealed_count += 1

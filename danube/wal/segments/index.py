@@ -62,11 +62,6 @@ class SparseIndex:
         number = bisect_left(self.times, time_us) - 1
         return None if number < 0 else self.offsets[number]
 
-    def cut(self, position: int) -> None:
-        """Forget the entries at and behind ``position``."""
-        keep = bisect_left(self.positions, position)
-        del self.offsets[keep:], self.positions[keep:], self.times[keep:]
-
     def pack(self) -> bytes:
         table = np.array([self.offsets, self.positions, self.times], "<i8").T
         return np.ascontiguousarray(table).tobytes()

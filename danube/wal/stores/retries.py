@@ -54,15 +54,6 @@ class RetryBudget:
             self.retries += 1
             return True
 
-    def statistics(self) -> dict[str, float]:
-        with self._lock:
-            return {
-                "requests": self.requests,
-                "retries": self.retries,
-                "refused": self.refused,
-                "tokens": round(self._tokens, 3),
-            }
-
 
 @dataclass(frozen=True, slots=True)
 class Pauses:

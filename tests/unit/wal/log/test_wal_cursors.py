@@ -431,10 +431,10 @@ def test_any_order_of_calls_equals_a_dictionary(steps: list[tuple[str, str, byte
 def test_an_entry_that_only_the_older_file_still_holds_is_taken_from_there(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.store("quiet", b"quiet state")
-    while store.statistics()["generation"] < 2:
+    while store._generation < 2:
         store.store("busy", bytes(1000))
         store.write()
-        if store.statistics()["generation"] < 2 and store.statistics()["file_bytes"] >= RESERVE_GROWN // 2:
+        if store._generation < 2 and store._capacity >= RESERVE_GROWN // 2:
             store._switch = True
     store.close()
     newer = max((tmp_path / name for name in FILE_NAMES), key=lambda path: path.read_bytes()[24:32])
@@ -455,7 +455,7 @@ def test_the_file_in_force_is_on_disk_before_the_other_is_overwritten(
     store.write()
     failing = FailingFiles(monkeypatch)
     for number in range(4):
-        before = store.statistics()["generation"]
+        before = store._generation
         failing.arm(10**9, errno.EIO)
         store.store("s", bytes([number]) * 100)
         store.write()
@@ -464,7 +464,7 @@ def test_the_file_in_force_is_on_disk_before_the_other_is_overwritten(
         failing.arm(10**9, errno.EIO)
         store.store("s", bytes([number]) * 50)
         store.write()
-        assert store.statistics()["generation"] == before + 1
+        assert store._generation == before + 1
         order = [(name, os.fstat(args[0]).st_ino) for name, args in failing.calls]
         assert order[0] == ("fdatasync", in_force)
         assert all(inode != in_force for name, inode in order[1:] if name == "pwritev")

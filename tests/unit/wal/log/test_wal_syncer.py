@@ -77,7 +77,7 @@ def test_jobs_submitted_while_a_group_runs_form_one_group_with_one_sync_a_file(
     assert loop.posted.empty() and len(synced_files) == 3
     assert order == ["gate", *((number, end) for end in range(1, 5) for number in range(3))]
     assert all(log.synced_end == log.written_end for log in logs)
-    assert syncer.statistics() == {"groups": 2, "jobs": 13, "waiting": 0}
+    assert (syncer.group_count, syncer.job_count) == (2, 13)
     syncer.stop()
     for log in logs:
         log.close()

@@ -372,6 +372,6 @@ def test_damage_found_while_reading_is_recorded_once_and_survives_a_restart(tmp_
     for _ in range(3):
         found, damage = read_all(log)
         assert sorted(found) == [1, 2, 3, 4, 5] and damage == [(0, 1)]
-    assert log.damage.count == 1 == log.statistics()["damaged_ranges"]
+    assert log.damage.count == 1
     log.close()
     assert [(record.start, record.end) for record in DamageRegister(tmp_path)] == [(0, 1)]

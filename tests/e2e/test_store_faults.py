@@ -23,6 +23,7 @@ import pytest
 
 from danube import limits
 from danube.errors import DanubeError, StorageFailed, StoreDamaged, StoreRefused, StoreUnavailable
+from danube.wal.stores.objects import Putting
 from danube.wal.stores.retries import Pauses, Retries, RetryBudget
 from tests.broker_process import ROOT, die_with_parent
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
@@ -205,7 +206,7 @@ def test_a_large_file_arrives_through_errors_because_its_parts_are_tried_again(
     setup.proxy.add(Fault("status", status=503, code="SlowDown", rate=rate))
     for _ in range(100):
         try:
-            store.put_file("f", path, part_bytes=5 * MIB)
+            store.put_file("f", path, Putting(part_bytes=5 * MIB))
             break
         except StoreUnavailable:
             continue
@@ -242,7 +243,7 @@ def test_a_lost_answer_in_a_file_of_parts_makes_one_object(
     }
     store = setup.store()
     fault = setup.proxy.add(Fault(kind, matches=matches[step], times=1))
-    store.put_file("f", path, part_bytes=5 * MIB)
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
     assert fault.met == 1
     assert setup.direct.get("f") == path.read_bytes()
     assert [info.key for info in setup.direct.list("")] == ["f"]
@@ -255,7 +256,7 @@ def test_a_lost_answer_in_a_file_of_parts_makes_one_object(
 @pytest.mark.parametrize("kind", ["truncate", "reset"])
 def test_a_cut_body_is_asked_for_again(setup: Setup, path: Path, tmp_path: Path, kind: str) -> None:
     store = setup.store()
-    setup.direct.put_file("f", path, part_bytes=5 * MIB)
+    setup.direct.put_file("f", path, Putting(part_bytes=5 * MIB))
     data = path.read_bytes()
     setup.proxy.add(Fault(kind, matches=getting, times=2))
     assert store.get("f", 100, 3 * MIB) == data[100 : 3 * MIB]
@@ -352,11 +353,12 @@ UPLOADER = """
 import sys
 from pathlib import Path
 from danube.config.sections import Secret, StorageSettings
+from danube.wal.stores.objects import Putting
 from danube.wal.stores.opening import open_store
 endpoint, url, access, secret, path = sys.argv[1:]
 settings = StorageSettings(url=url, endpoint=endpoint, access_key=Secret(access), secret_key=Secret(secret))
 print("ready", flush=True)
-open_store(settings).put_file("f", Path(path), part_bytes=5 << 20, parallel=1)
+open_store(settings).put_file("f", Path(path), Putting(part_bytes=5 << 20, parallel=1))
 print("done", flush=True)
 """
 
@@ -388,7 +390,7 @@ def test_an_upload_killed_at_a_part_is_begun_anew_by_the_next_process(
         child.communicate()
     setup.proxy.clear()
     assert setup.direct.head("f") is None, "an object is there whole or not at all"
-    setup.store().put_file("f", path, part_bytes=5 * MIB)
+    setup.store().put_file("f", path, Putting(part_bytes=5 * MIB))
     assert setup.direct.get("f") == path.read_bytes()
     assert len(setup.uploads("p/f")) == 1, "what the killed process began"
     assert setup.direct.clean_uploads(0) == 1
@@ -417,7 +419,7 @@ def test_an_upload_that_is_refused_half_way_is_aborted_and_told(
     if not aborted:
         setup.proxy.add(Fault("status", matches=lambda r: r.method == "DELETE", status=500))
     with pytest.raises(StoreRefused, match="AccessDenied to put f"):
-        store.put_file("f", path, part_bytes=5 * MIB)
+        store.put_file("f", path, Putting(part_bytes=5 * MIB))
     assert len(setup.uploads("p/f")) == (0 if aborted else 1)
     assert setup.direct.head("f") is None
 
@@ -426,8 +428,8 @@ def test_an_upload_that_somebody_ends_is_tried_again_later(setup: Setup, path: P
     store = setup.store()
     setup.proxy.add(Fault("status", matches=lambda r: r.part == 2, status=404, code="NoSuchUpload", times=1))
     with pytest.raises(StoreUnavailable, match="ended by somebody else"):
-        store.put_file("f", path, part_bytes=5 * MIB)
-    store.put_file("f", path, part_bytes=5 * MIB)
+        store.put_file("f", path, Putting(part_bytes=5 * MIB))
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
     assert setup.direct.get("f") == path.read_bytes()
 
 
@@ -437,7 +439,7 @@ def test_a_completion_that_says_yes_and_then_no_is_asked_for_again(setup: Setup,
 
     store = setup.store()
     ending = setup.proxy.add(Fault("status", matches=ends, status=200, times=1))
-    store.put_file("f", path, part_bytes=5 * MIB)
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
     assert ending.met == 1
     assert setup.direct.get("f") == path.read_bytes()
 
@@ -450,7 +452,7 @@ def test_a_local_file_that_shrinks_under_its_upload_is_told_and_leaves_nothing(
 
     before = threading.active_count()
     with pytest.raises(StorageFailed, match="ended at"):
-        setup.store().put_file("f", path, part_bytes=5 * MIB, parallel=2, progress=cut)
+        setup.store().put_file("f", path, Putting(part_bytes=5 * MIB, parallel=2, progress=cut))
     assert setup.uploads("p/f") == [] and setup.direct.head("f") is None
     give_up = time.monotonic() + 10
     while threading.active_count() > before + 2 and time.monotonic() < give_up:

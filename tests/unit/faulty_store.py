@@ -62,8 +62,8 @@ class FaultyStore:
     def put(self, key: str, data: bytes) -> None:
         self._call("put", (key, data), lambda: self.memory.put(key, data))
 
-    def put_file(self, key: str, path: Path, **options: Any) -> None:
-        self._call("put_file", (key, path), lambda: self.memory.put_file(key, path, **options))
+    def put_file(self, key: str, path: Path, *how: Any) -> None:
+        self._call("put_file", (key, path), lambda: self.memory.put_file(key, path, *how))
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         found: bytes = self._call("get", (key,), lambda: self.memory.get(key, start, end))

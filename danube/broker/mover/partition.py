@@ -32,6 +32,7 @@ from danube.errors import Damage, DanubeError, Fenced
 from danube.wal.segments.holes import Hole
 from danube.wal.segments.local_holes import holes_in
 from danube.wal.segments.segment import file_name
+from danube.wal.stores.objects import Putting
 from danube.wal.tier.hole_changes import giving_up
 from danube.wal.tier.manifest import Manifest, SegmentEntry
 from danube.wal.tier.orphans import ROUND_OBJECTS_MAX, sweep_partition
@@ -255,7 +256,7 @@ class MovedPartition:
         path = self.owner.directory / file_name(base_offset)
         resumed = self._doubtful is None or base_offset in self._doubtful
         return base_offset, lambda: self.uploader.upload(
-            path, resumed=resumed, part_bytes=part_bytes, parallel=parallel
+            path, resumed=resumed, how=Putting(part_bytes, parallel)
         )
 
     def uploaded(self, base_offset: int, entry: SegmentEntry | None) -> None:

@@ -31,11 +31,10 @@ from danube.errors import (
 )
 from danube.wal.stores.credentials import CredentialSource
 from danube.wal.stores.objects import (
+    AS_USUAL,
     COPY_BYTES,
-    PARALLEL,
-    PART_BYTES,
     ObjectInfo,
-    Progress,
+    Putting,
     check_key,
     check_range,
     open_source,
@@ -123,15 +122,7 @@ class CloudStore:
         body = bytes(data)
         self._run("put", key, lambda: obstore.put(self._inner, key, body, use_multipart=False))
 
-    def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        part_bytes: int = PART_BYTES,
-        parallel: int = PARALLEL,
-        progress: Progress | None = None,
-    ) -> None:
+    def put_file(self, key: str, path: Path, how: Putting = AS_USUAL) -> None:
         check_key(key)
         fd, size = open_source(path)
 
@@ -142,15 +133,14 @@ class CloudStore:
                     self._inner,
                     key,
                     file,
-                    use_multipart=size > part_bytes,
-                    chunk_size=part_bytes,
-                    max_concurrency=parallel,
+                    use_multipart=size > how.part_bytes,
+                    chunk_size=how.part_bytes,
+                    max_concurrency=how.parallel,
                 )
 
         with open(fd, "rb"):
             self._run("put", key, put)
-        if progress is not None:
-            progress(size)
+        how.progress(size)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_range(start, end)

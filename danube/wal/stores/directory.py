@@ -22,11 +22,10 @@ from danube.errors import ObjectMissing, StoreDamaged, StoreRefused, StoreUnavai
 from danube.host import files
 from danube.host.clock import wall_us
 from danube.wal.stores.objects import (
+    AS_USUAL,
     COPY_BYTES,
-    PARALLEL,
-    PART_BYTES,
     ObjectInfo,
-    Progress,
+    Putting,
     check_key,
     check_range,
     open_source,
@@ -67,15 +66,7 @@ class LocalStore:
         finally:
             self._end(temporary, fd)
 
-    def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        part_bytes: int = PART_BYTES,
-        parallel: int = PARALLEL,
-        progress: Progress | None = None,
-    ) -> None:
+    def put_file(self, key: str, path: Path, how: Putting = AS_USUAL) -> None:
         source, size = open_source(path)
         try:
             temporary, fd = self._begin(check_key(key))
@@ -83,8 +74,7 @@ class LocalStore:
                 for position in range(0, size, COPY_BYTES):
                     data = read_exactly(source, min(COPY_BYTES, size - position), position, path)
                     files.write_all(fd, data, position)
-                    if progress is not None:
-                        progress(len(data))
+                    how.progress(len(data))
                 self._finish(temporary, fd, key)
             except OSError as error:
                 self._failed(error, key)

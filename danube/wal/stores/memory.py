@@ -11,10 +11,9 @@ from pathlib import Path
 from danube.errors import ObjectMissing, StoreDamaged
 from danube.host.clock import wall_us
 from danube.wal.stores.objects import (
-    PARALLEL,
-    PART_BYTES,
+    AS_USUAL,
     ObjectInfo,
-    Progress,
+    Putting,
     check_key,
     check_range,
     open_source,
@@ -40,15 +39,7 @@ class MemoryStore:
         with self._lock:
             self._objects[key] = (kept, info)
 
-    def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        part_bytes: int = PART_BYTES,
-        parallel: int = PARALLEL,
-        progress: Progress | None = None,
-    ) -> None:
+    def put_file(self, key: str, path: Path, how: Putting = AS_USUAL) -> None:
         import os
 
         fd, size = open_source(path)
@@ -57,8 +48,7 @@ class MemoryStore:
         finally:
             os.close(fd)
         self.put(key, data)
-        if progress is not None:
-            progress(size)
+        how.progress(size)
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_range(start, end)

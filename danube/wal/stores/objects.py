@@ -42,6 +42,17 @@ _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}(/[A-Za-z0-9_-][A-Za-z0-9.
 Progress = Callable[[int], None]
 
 
+class Putting(NamedTuple):
+    """How a file is stored: in parts, several at once, which together are the most memory that it takes."""
+
+    part_bytes: int = PART_BYTES
+    parallel: int = PARALLEL
+    progress: Progress = lambda _: None
+
+
+AS_USUAL: Final = Putting()
+
+
 class ObjectInfo(NamedTuple):
     """One object; ``etag`` is opaque and changes with the content, ``modified_us`` is the store's clock."""
 
@@ -60,16 +71,8 @@ class ObjectStore(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Store ``data``; durable when this returns."""
 
-    def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        part_bytes: int = PART_BYTES,
-        parallel: int = PARALLEL,
-        progress: Progress | None = None,
-    ) -> None:
-        """Store a file that does not change; ``part_bytes * parallel`` bytes of memory at most."""
+    def put_file(self, key: str, path: Path, how: Putting = AS_USUAL) -> None:
+        """Store a file that does not change."""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """The bytes ``start`` to ``end`` (exclusive; None is the object's end)."""

@@ -47,11 +47,11 @@ from danube.host.clock import wall_us
 from danube.limits import MIB
 from danube.wal.stores.credentials import CredentialSource
 from danube.wal.stores.objects import (
+    AS_USUAL,
     COPY_BYTES,
-    PARALLEL,
-    PART_BYTES,
     ObjectInfo,
     Progress,
+    Putting,
     check_key,
     check_range,
     open_source,
@@ -121,24 +121,16 @@ class MinioStore:
                 self._bucket, name, BytesIO(data), size, part_size=max(size, PART_BYTES_LEAST)
             )
 
-    def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        part_bytes: int = PART_BYTES,
-        parallel: int = PARALLEL,
-        progress: Progress | None = None,
-    ) -> None:
+    def put_file(self, key: str, path: Path, how: Putting = AS_USUAL) -> None:
         name = self._prefix + check_key(key)
         fd, size = open_source(path)
-        source = _Source(fd, size, path, progress)
+        source = _Source(fd, size, path, how.progress)
         client = self._make_client(_UploadRequests(self._requests, source))
         try:
             with self._asking("put", key):
                 client.put_object(
                     self._bucket, name, source, size,  # type: ignore[arg-type]
-                    part_size=part_size(size, part_bytes), num_parallel_uploads=parallel,
+                    part_size=part_size(size, how.part_bytes), num_parallel_uploads=how.parallel,
                 )  # fmt: skip
         except ObjectMissing as error:  # the upload: it was ended, or is complete and that answer was lost
             found = self.head(key)
@@ -379,7 +371,7 @@ class _Source:
     would leave its pool of threads behind, each with a part.
     """
 
-    def __init__(self, fd: int, size: int, path: Path, progress: Progress | None) -> None:
+    def __init__(self, fd: int, size: int, path: Path, progress: Progress) -> None:
         self.failed: Exception | None = None
         self._fd, self._size, self._path, self._progress = fd, size, path, progress
         self._position = 0
@@ -390,7 +382,7 @@ class _Source:
             try:
                 data = read_exactly(self._fd, size, self._position, self._path)
                 self._position += size
-                if self._progress is not None and size:
+                if size:
                     self._progress(size)
                 return data
             except Exception as error:

@@ -41,7 +41,7 @@ from danube.wal.segments.segment import (
     read_header,
     read_summary,
 )
-from danube.wal.stores.objects import PARALLEL, PART_BYTES, ObjectStore, Progress
+from danube.wal.stores.objects import AS_USUAL, ObjectStore, Progress, Putting
 from danube.wal.tier.keys import (
     KeyKind,
     manifest_key,
@@ -240,9 +240,7 @@ class Uploader:
 
     # -- segments ---------------------------------------------------------------------------------
 
-    def upload(
-        self, path: Path, *, resumed: bool = False, part_bytes: int = PART_BYTES, parallel: int = PARALLEL
-    ) -> SegmentEntry | None:
+    def upload(self, path: Path, *, resumed: bool = False, how: Putting = AS_USUAL) -> SegmentEntry | None:
         """Put one sealed segment and read it back; return its entry, or None if the file is gone.
 
         ``resumed``: the object may exist from an earlier attempt; then it is only read back.  Raises
@@ -254,7 +252,7 @@ class Uploader:
             refuse_stranger(path, self.owner.log_id)
             key = segment_key(self.identity, sealed.summary)
             if not (resumed and self._same(key, sealed, rest)):
-                self.store.put_file(key, path, part_bytes=part_bytes, parallel=parallel, progress=rest)
+                self.store.put_file(key, path, how._replace(progress=rest))
                 if not self._same(key, sealed, rest):
                     raise StoreDamaged(
                         f"object {key} is not what was uploaded",

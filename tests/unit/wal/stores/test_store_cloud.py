@@ -20,6 +20,7 @@ import pytest
 from danube import limits
 from danube.config.sections import Secret, StorageSettings
 from danube.errors import ConfigInvalid, DanubeError, StoreRefused, StoreUnavailable
+from danube.wal.stores.objects import Putting
 from danube.wal.stores.opening import open_store
 from danube.wal.stores.retries import Pauses, Retries
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
@@ -65,7 +66,7 @@ def getting(request: Request) -> bool:
 def test_files_go_up_and_down(store: Any, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(random.Random(1).randbytes(12 * MIB + 5))
-    store.put_file("dir/f", path, part_bytes=5 * MIB, parallel=2)
+    store.put_file("dir/f", path, Putting(part_bytes=5 * MIB, parallel=2))
     fd = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)
     try:
         store.get_to("dir/f", 10, 12 * MIB, fd, 0)

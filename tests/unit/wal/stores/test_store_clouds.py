@@ -18,6 +18,7 @@ import pytest
 from danube import limits
 from danube.config.sections import Secret
 from danube.errors import ObjectMissing, StoreRefused, StoreUnavailable
+from danube.wal.stores.objects import Putting
 from danube.wal.stores.opening import open_store
 from danube.wal.stores.retries import Pauses, Retries, RetryBudget
 from tests.cloud_servers import ACCOUNT_KEY, GOOGLE_SECRET, CloudServer
@@ -146,7 +147,7 @@ def test_a_file_in_parts_whose_answers_are_lost_is_one_object(
         return seen == number and request.method in ("PUT", "POST")
 
     fault = setup.proxy.add(Fault("close_after", matches=chosen, times=1))
-    store.put_file("dir/f", path, part_bytes=5 * MIB, parallel=1)
+    store.put_file("dir/f", path, Putting(part_bytes=5 * MIB, parallel=1))
     assert fault.met == 1 or seen < number
     assert [info.key for info in setup.direct.list("")] == ["dir/f"]
     fd = os.open(tmp_path / "copy", os.O_RDWR | os.O_CREAT)

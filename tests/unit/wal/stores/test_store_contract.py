@@ -15,7 +15,7 @@ from danube import limits
 from danube.errors import InvalidArgument, ObjectMissing, StorageFailed, StoreDamaged
 from danube.wal.stores.directory import LocalStore
 from danube.wal.stores.memory import MemoryStore
-from danube.wal.stores.objects import ObjectStore
+from danube.wal.stores.objects import ObjectStore, Putting
 
 MIB = limits.MIB
 # Azurite takes 8 ms for an object, and a page of it holds 5,000; one of the Google server here has 200.
@@ -191,7 +191,7 @@ def test_deleting_what_is_not_there_is_no_error(store: ObjectStore) -> None:
 def test_files_go_up_and_down(store: ObjectStore, tmp_path: Path, size: int) -> None:
     path = random_file(tmp_path, size)
     seen: list[int] = []
-    store.put_file("dir/file", path, part_bytes=5 * MIB, parallel=3, progress=seen.append)
+    store.put_file("dir/file", path, Putting(part_bytes=5 * MIB, parallel=3, progress=seen.append))
     assert sum(seen) == size
     info = store.head("dir/file")
     assert info is not None and info.size == size
@@ -206,7 +206,7 @@ def test_files_go_up_and_down(store: ObjectStore, tmp_path: Path, size: int) -> 
 
 def test_a_range_lands_at_its_position(store: ObjectStore, tmp_path: Path) -> None:
     path = random_file(tmp_path, 11 * MIB)
-    store.put_file("f", path, part_bytes=5 * MIB)
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
     data = path.read_bytes()
     fd = os.open(tmp_path / "sparse", os.O_RDWR | os.O_CREAT)
     try:
@@ -221,8 +221,8 @@ def test_a_range_lands_at_its_position(store: ObjectStore, tmp_path: Path) -> No
 
 def test_putting_a_file_twice_is_the_same_as_once(store: ObjectStore, tmp_path: Path) -> None:
     path = random_file(tmp_path, 6 * MIB)
-    store.put_file("f", path, part_bytes=5 * MIB)
-    store.put_file("f", path, part_bytes=5 * MIB)
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
+    store.put_file("f", path, Putting(part_bytes=5 * MIB))
     assert keys_of(store) == ["f"]
     assert store.get("f") == path.read_bytes()
     assert store.clean_uploads(0) == 0

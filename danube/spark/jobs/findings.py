@@ -131,7 +131,7 @@ class SegmentFacts(Segment, array_like=True, kw_only=True):
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with it, by itself."""
+        """Faults of the segment by itself."""
         found = [
             finding(Damage(one.fault), self.where, one.what, one.position, one.start) for one in self.problems
         ]

@@ -326,7 +326,7 @@ def _against_manifest(key: str, entry: Entry, segment: Segment, identity: Identi
 
 
 def differences(entry: Entry, segment: Segment) -> list[str]:
-    """What the manifest says of an object, and the object does not show."""
+    """Return where an object differs from its entry in the manifest, in words."""
     told, held = entry._asdict(), {name: getattr(segment, name, None) for name in Entry._fields}
     told |= {"compacted": bool(entry.flags & COMPACTED), "merged": bool(entry.flags & MERGED)}
     held |= {"compacted": segment.compacted, "merged": segment.chained}

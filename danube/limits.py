@@ -109,8 +109,6 @@ RAFT_MEMBERS_MAX = 64
 RING_BYTES = 16 * MIB
 TAIL_BYTES = 32 * MIB
 WORKERS_MAX = 64
-BUSY_POLL_US = 200  # as Linux lets a virtual processor look for work before it halts
-BUSY_POLL_US_MAX = 10_000
 
 # Log
 SEGMENT_BYTES = 256 * MIB

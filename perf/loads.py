@@ -187,7 +187,7 @@ async def consume(options: Options) -> Options:
 async def ack_latency(options: Options) -> Options:
     """Microseconds from ``send`` to its acknowledgement, at ``rate`` sends a second (0: back to back)."""
     payload = payloads_of(options["size"], 1)[0]
-    connected = danube.connect(options["url"], busy_poll_us=options.get("busy_poll_us", 0))
+    connected = danube.connect(options["url"])
     async with connected as client, open_producer(client, options) as producer:
         for _ in range(50):
             await producer.send(payload)

@@ -11,7 +11,6 @@ from typing import Any
 from perf.turns import GIB, Bench, Plan, per_second
 from tests.broker_process import BrokerProcess
 
-BUSY_POLL_US = 2_000  # longer than from one send to the next
 PUBLISH_MIN = {("written", 100): 4_000_000, ("fsync", 100): 2_000_000}
 PUBLISH_RATIO_MIN = 0.5
 
@@ -112,7 +111,7 @@ def resident_bytes(broker: BrokerProcess) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
-def ack_latency(bench: Bench, busy_poll_us: int = 0) -> Plan:
+def ack_latency(bench: Bench) -> Plan:
     """One awaited send at 1,000/s; p50 against the 64-byte ping-pong (details: the paced one too)."""
     count = bench.settings.records(3_000)
     details: dict[str, Any] = {}
@@ -123,7 +122,7 @@ def ack_latency(bench: Bench, busy_poll_us: int = 0) -> Plan:
         return float(found["p50_us"])
 
     def danube() -> float:
-        options = bench.options(record_count=count, rate=1_000, busy_poll_us=busy_poll_us)
+        options = bench.options(record_count=count, rate=1_000)
         found = details["ack"] = bench.run("ack_latency", options)
         details["p99_under_1_ms"] = found["p99_us"] < 1_000
         return float(found["p50_us"])
@@ -136,12 +135,6 @@ def ack_latency(bench: Bench, busy_poll_us: int = 0) -> Plan:
         target="p50 <= 2.5 x ping-pong",
         details=details,
     )
-
-
-def ack_polling(bench: Bench) -> Plan:
-    """The same where broker and client do not sleep between two sends."""
-    bench.environment["DANUBE_SERVER__BUSY_POLL_US"] = str(BUSY_POLL_US)
-    return ack_latency(bench, BUSY_POLL_US)
 
 
 def latency(bench: Bench) -> Plan:

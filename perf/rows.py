@@ -54,8 +54,6 @@ ROWS: tuple[Row, ...] = (
     Row("replay", NATIVE, "perf.native:replay", "replay from the start, `batches()`", each()),
     Row("ack-latency", NATIVE, "perf.native:ack_latency", "acknowledgement of one `send` at 1,000/s",
         each({"rounds": NEAR})),
-    Row("ack-polling", NATIVE, "perf.native:ack_polling",
-        "the same, where broker and client poll (`busy_poll_us` 2000)", each()),
     Row("latency", NATIVE, "perf.native:latency", "publish to consumer at 1,000/s", each()),
     Row("remote", NATIVE, "perf.native:remote", "a partition of another worker (floor: of this one)",
         each(workers=(2,))),

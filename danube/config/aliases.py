@@ -107,6 +107,7 @@ _PASSED_OVER: Final = frozenset(
     }
 )
 REFUSED: Final = {
+    "server.busy_poll_us": "remove it: a worker sleeps until something comes",
     "storage.write_buffer": "remove it: what is acknowledged is in the log file; see topics.durability",
 }
 # Refused unless they have one of these values; with the alternative.

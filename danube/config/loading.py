@@ -19,7 +19,6 @@ from typing import Any, Final
 from danube import limits
 from danube.config.problems import Problem, suggestion
 from danube.config.sections import (
-    AUTOMATIC,
     AdminConfig,
     BalanceConfig,
     ClusterConfig,
@@ -89,13 +88,6 @@ class BrokerConfig:
     def worker_count(self) -> int:
         """Number of workers to start: as configured, else one per usable core."""
         return self.workers or usable_cores()
-
-    @property
-    def busy_poll_limit_us(self) -> int:
-        """The configured limit.  "auto": 0 with one core or under a CPU quota, else BUSY_POLL_US."""
-        if self.server.busy_poll_us != AUTOMATIC:
-            return self.server.busy_poll_us
-        return 0 if cpu_quota() is not None or usable_cores() == 1 else limits.BUSY_POLL_US
 
     @property
     def local_socket(self) -> bool:

@@ -21,7 +21,6 @@ DEFAULT_GRPC_PORT: Final = 6650
 DEFAULT_ADMIN_PORT: Final = 50_051
 DEFAULT_RAFT_PORT: Final = 7_650
 NO_PORT: Final = -1
-AUTOMATIC: Final = -1
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
@@ -55,21 +54,6 @@ def parse_boolean(text: str) -> bool:
 
 def parse_workers(text: str) -> int:
     return 0 if text.strip().lower() == "auto" else parse_integer(text)
-
-
-def parse_busy_poll(text: str) -> int:
-    """Microseconds, 0 for ``off``, or AUTOMATIC."""
-    word = text.strip().lower()
-    if word in ("auto", "off"):
-        return AUTOMATIC if word == "auto" else 0
-    microseconds = parse_integer(text)
-    if microseconds < 0:
-        raise ValueError("is not a number of microseconds, auto or off")
-    return microseconds
-
-
-def show_busy_poll(microseconds: int) -> str:
-    return {AUTOMATIC: "auto", 0: "off"}.get(microseconds, str(microseconds))
 
 
 def parse_port(text: str) -> int:
@@ -322,18 +306,13 @@ class ServerConfig:
     """Addresses for clients.  ``native_port`` 0 takes a free port, named in the banner and status.
 
     ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
-    one serves; without it that is where it listens.  ``busy_poll_us`` is how long a worker looks at its
-    sockets before it sleeps, where requests follow each other that closely
-    (danube/broker/worker/busy_poll.py). ``local_socket``: whether clients of this host find one beside the
-    port (danube/host/local_socket.py).
+    one serves; without it that is where it listens.  ``local_socket``: whether clients of this host find
+    one beside the port (danube/host/local_socket.py).
     """
 
     host: str = declare("127.0.0.1", "host", parse_host)
     native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
-    busy_poll_us: int = declare(
-        AUTOMATIC, "busy_poll_us", parse_busy_poll, show=show_busy_poll, most=limits.BUSY_POLL_US_MAX
-    )
     local_socket: str = _choice("auto", "local_socket", "auto", "on", "off")
 
 

@@ -2,14 +2,11 @@
 
 Bytes are received into a lent buffer, cut into frames where they lie, and referred to until the end
 of the turn.  Output is collected during a turn and handed to the transport in one call.
-
-A single reply is written to the socket at once if the transport's queue is empty.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from typing import cast
 
@@ -36,17 +33,6 @@ from danube.server.half_open import gone, tune_socket, unsent_bytes
 from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
 
 
-def sent_at_once(descriptor: int, data: bytes | memoryview) -> int:
-    """Write ``data`` to the socket now; return the number of bytes accepted, 0 on any error.
-
-    The transport reports the error.  (uvloop's transports write only after the loop's callbacks.)
-    """
-    try:
-        return os.write(descriptor, data)
-    except OSError:
-        return 0
-
-
 def answers_in(output: bytes) -> int:
     """How many requests after HELLO are answered by these whole frames."""
     frames = FrameDecoder().frames(output, 0, len(output))
@@ -63,7 +49,6 @@ HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
 FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
 SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
-ALONE_BYTES_MAX = 16 * 1024  # of a read that has a turn of its own; more is likely to follow a longer one
 HELD_UP_NS = 5_000_000_000  # a sweep comes each second
 SWEPT_MAX = 512  # connections whose peer is looked after in one second
 
@@ -160,7 +145,7 @@ class NativeServer:
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
         if not self.turns.flush_pending:
-            self.turns.schedule_turn(connection)
+            self.turns.schedule_turn()
 
     def block(self, connection: NativeConnection) -> None:
         self.waiting[connection] = None
@@ -195,7 +180,7 @@ class NativeServer:
         if self._resting:
             self.waiting.update(self._resting)
             self._resting.clear()
-            self.turns.schedule_turn(None)
+            self.turns.schedule_turn()
 
     def sweep(self, now_s: float) -> None:
         """Close connections that did not finish the handshake in time, and those whose peer is gone."""
@@ -307,18 +292,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if self._blocked:
             self._keep(buffer)
             return
-        turns = self._server.turns
-        if nbytes > ALONE_BYTES_MAX or not turns.claim_turn(self):
-            self._consume(buffer)
-            if buffers.lent_bytes > LENT_BYTES_MAX:
-                turns.run_turn()
-            return
-        taken = False
-        try:
-            taken = self._take(buffer)
-            self._keep(buffer)
-        finally:
-            turns.run_turn(claimed=taken)  # what was not taken waits as it would with others
+        self._consume(buffer)
+        if buffers.lent_bytes > LENT_BYTES_MAX:
+            self._server.turns.run_turn()
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -348,7 +324,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def _consume(self, buffer: ReceiveBuffer) -> None:
         """Take the frames in ``buffer`` and have the next turn do what they ask for."""
         if self._take(buffer):
-            self._server.turns.schedule_turn(self)
+            self._server.turns.schedule_turn()
         self._keep(buffer)
 
     def _keep(self, buffer: ReceiveBuffer) -> None:
@@ -395,7 +371,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             buffer.start = self._decoder.position
         except DanubeError as error:
             buffer.start = buffer.end  # what was taken before lies in it until it is written
-            server.turns.schedule_turn(None)
+            server.turns.schedule_turn()
             self.refuse(error)
             return False
         return True
@@ -440,7 +416,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         buffer.start = position
         self._blocked = True
         self._set_reading(False)
-        self._server.turns.schedule_turn(None)
+        self._server.turns.schedule_turn()
 
     def unblock(self) -> None:
         self._blocked = False
@@ -498,11 +474,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             return
         if not self._placed:
             self._owed -= answers_in(b"".join(output))
-        if len(output) == 1 and not (transport.get_write_buffer_size() or transport.is_closing()):
-            sent = sent_at_once(self._descriptor, output[0])
-            if sent == len(output[0]):
-                return
-            output = [memoryview(output[0])[sent:]]
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
             _log.limited("slow client closed", source=self._host, peer=self.peer)

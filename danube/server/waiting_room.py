@@ -174,15 +174,12 @@ class _Turns:
         self.doors: list[GrpcDoor] = []
         self._due = False
 
-    def schedule_turn(self, asker: object = None) -> None:
+    def schedule_turn(self) -> None:
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self.run_turn)
 
-    def claim_turn(self, asker: object) -> bool:
-        return False
-
-    def run_turn(self, *, claimed: bool = False) -> None:
+    def run_turn(self) -> None:
         self._due = False
         for door in self.doors:
             door.flush()

@@ -92,8 +92,8 @@ def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path
     (folder / "sitecustomize.py").write_text(COUNTING)
     environment = {
         "PYTHONPATH": str(folder), "CALLS_FOLDER": str(folder),
-        # How often a worker polls, or syncs behind, is a matter of time and no work for a record.
-        "DANUBE_SERVER__BUSY_POLL_US": "0", "DANUBE_WAL__SYNC_INTERVAL": "1s",
+        # How often a worker syncs behind is a matter of time and no work for a record.
+        "DANUBE_WAL__SYNC_INTERVAL": "1s",
     }  # fmt: skip
     process = broker(workers=1, environment=environment)
     counting = Counting(process, folder)

@@ -119,7 +119,6 @@ class Door:
     ) -> None:
         self.router = FakeRouter()
         self.counted: dict[str, int] = {}
-        self.alone = False  # whether a connection gets a turn for itself
         self.turns: list[str] = []
         self.flush_pending = False
         self.server = NativeServer(
@@ -129,14 +128,11 @@ class Door:
             turns=self, count=self._count, passing=passing,
         )  # fmt: skip
 
-    def schedule_turn(self, asker: object = None) -> None:
+    def schedule_turn(self) -> None:
         self.turns.append("asked")
 
-    def claim_turn(self, asker: object) -> bool:
-        return self.alone
-
-    def run_turn(self, *, claimed: bool = False) -> None:
-        self.turns.append("claimed" if claimed else "run")
+    def run_turn(self) -> None:
+        self.turns.append("run")
 
     def _count(self, name: str, amount: int) -> None:
         self.counted[name] = self.counted.get(name, 0) + amount

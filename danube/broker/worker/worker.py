@@ -3,8 +3,7 @@
 Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
 what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
 gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
-arms its bell and sleeps in the loop's poll, at once or a moment later
-(:mod:`danube.broker.worker.busy_poll`).
+arms its bell and sleeps in the loop's poll.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from danube.broker.shard.shard import Shard
 from danube.broker.tiers.retention import LocalRetention
 from danube.broker.tiers.worker_tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
-from danube.broker.worker.busy_poll import BusyPoll
 from danube.broker.worker.dead_letters import DeadLetters
 from danube.broker.worker.housekeeping import Housekeeping
 from danube.broker.worker.measuring import Measuring
@@ -132,14 +130,12 @@ class Worker:
         self._asked = 0  # how often, since the last turn
         self._blocked = False  # a door waits for room in a ring
         self.flush_pending = False  # in a turn that will flush its doors
-        self._asker: object = None  # the connection that did, if it was only one
         self._several_clients = False  # several times before that
         self._skip_yield = 0  # so many turns begin at once
         self._flushed = True
         self.rings_due = context.workers > 1  # they are in use, a bell rang, or it is time to look at them
         self._unused_turns = 0  # one after another
         self._servers: list[asyncio.Server] = []
-        self.busy_poll = BusyPoll(loop.call_soon, config.busy_poll_limit_us, lambda: self.syncer.busy)
 
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
         submit = self.proposals.submit
@@ -218,19 +214,10 @@ class Worker:
 
     # -- turns ------------------------------------------------------------------------------------
 
-    def schedule_turn(self, asker: object = None) -> None:
-        """A connection (``asker``), or another worker, brought something: run a turn."""
-        if asker is not self._asker:
-            self._asker = None if self._asked else asker
+    def schedule_turn(self) -> None:
+        """Run a turn, because a connection or another worker brought something."""
         self._asked += 1
         self._need_turn()
-
-    def claim_turn(self, asker: object) -> bool:
-        """Whether the next turn is for ``asker`` alone, as the last one was; then run_turn() must follow."""
-        if self._turn_scheduled or asker is not self.busy_poll.asker or self._blocked:
-            return False
-        self._turn_scheduled, self._asker, self._asked = True, asker, 1
-        return True
 
     def _need_turn(self) -> None:
         """Run a turn as soon as the loop has handled what is ready."""
@@ -260,14 +247,12 @@ class Worker:
         self.rings_due = True
         self.schedule_turn()
 
-    def run_turn(self, *, claimed: bool = False) -> None:
+    def run_turn(self) -> None:
         """Take what came, write, answer, deliver."""
-        began_ns = clock.monotonic_ns()
         self._several_clients, self._asked = self._asked > 1, 0
-        asker, self._asker = self._asker, None
         self.flush_pending = True
         try:
-            received = self._take(claimed)
+            received = self._take()
         finally:
             self._turn_scheduled = False  # what asked for a turn up to here is part of this one
         self.shard.turn()
@@ -280,11 +265,10 @@ class Worker:
         if self.context.workers > 1 and (
             self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched
         ):
-            asker = asker if self._leave_rings(received) else None
-        self.busy_poll.turn_ended(began_ns, asker)
+            self._leave_rings(received)
 
-    def _leave_rings(self, received: bool) -> bool:
-        """Send what others are to have, listen for the bell; True if rings had no part in this turn."""
+    def _leave_rings(self, received: bool) -> None:
+        """Send what others are to have, and listen for the bell."""
         channel = self.channel
         full = self.remote.flush() or self._blocked
         unused = not (received or full or channel.touched)
@@ -296,19 +280,16 @@ class Worker:
         if received or (not self._turn_scheduled and not channel.arm()):
             self.schedule_turn()
         self.rings_due = self._turn_scheduled or self._unused_turns < UNUSED_TURNS
-        return unused
 
-    def _take(self, claimed: bool) -> bool:
+    def _take(self) -> bool:
         """Give the shard what rings and doors have; whether rings had records."""
-        if self.rings_due or not claimed:
-            self.router.received()
+        self.router.received()
         received = bool(self._take_from_rings()) if self.rings_due else False
-        if not claimed:  # else doors have nothing: a connection with input requests a turn
-            # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
-            self._blocked = False
-            for door in self.doors.values():
-                if door.waiting:
-                    self._blocked |= door.hand_over()
+        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+        self._blocked = False
+        for door in self.doors.values():
+            if door.waiting:
+                self._blocked |= door.hand_over()
         return received
 
     def _take_from_rings(self) -> list[tuple[int, int, memoryview]]:

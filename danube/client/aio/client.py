@@ -23,8 +23,7 @@ from danube.client.records.setup import (
 )
 from danube.client.typed.models import Schema, schema_of
 from danube.core import kernels
-from danube.errors import ClosedError, DanubeError, InvalidArgument
-from danube.limits import BUSY_POLL_US_MAX
+from danube.errors import ClosedError, DanubeError
 
 T = TypeVar("T")
 
@@ -34,9 +33,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
 
     ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
     then the broker's greeting.  After a lost connection the client dials again
-    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.  With
-    ``busy_poll_us`` the loop does not sleep for that long while something waits for an answer: answers
-    are here sooner, and a core is busy meanwhile.  For a broker that does so as well (server.busy_poll_us).
+    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
     """
 
     _called = "danube.Client"
@@ -51,14 +48,10 @@ class Client(BaseClient["Producer | Consumer"], Context):
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
         reconnect_timeout: float | None = 60.0,
-        busy_poll_us: int = 0,
     ) -> None:
         self._addresses = parse_url(url)
         super().__init__(url, name, token, timeout, reconnect_timeout)
         self._connect_timeout_s = connect_timeout
-        if not 0 <= busy_poll_us <= BUSY_POLL_US_MAX:
-            raise InvalidArgument(f"busy_poll_us is {busy_poll_us}", why=f"it is 0 to {BUSY_POLL_US_MAX}")
-        self._busy_poll_us = busy_poll_us
         self._connection: Connection | None = None
         self.admin = Admin(AdminPlans(self._session), lambda: self._live)
         self.schemas = Schemas(SchemaPlans(self._session), lambda: self._live)
@@ -79,8 +72,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
             raise ClosedError("the client is closed", hint="make a new one")
         self._session.check_usable()
         if self._connection is None:
-            timeout_s = self._connect_timeout_s
-            connection = Connection(self._session, self._addresses, timeout_s, self._busy_poll_us)
+            connection = Connection(self._session, self._addresses, self._connect_timeout_s)
             await connection.open()
             try:
                 self._session.check_usable()  # it may have been closed meanwhile

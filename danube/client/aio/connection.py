@@ -11,12 +11,11 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from danube.client.aio.waiting import Waiting, Wakeups
 from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, unread
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
-from danube.host import clock, local_socket, tcp
+from danube.host import local_socket, tcp
 from danube.host.telemetry import events
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 
@@ -25,12 +24,28 @@ OWNER_CONNECT_TIMEOUT_S = 2.0
 _telemetry = events("client")
 
 
+async def until_settled(reply: Reply) -> None:
+    """Wait until the reply is settled, with a value or an error."""
+    if reply.settled:
+        return
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: Reply) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    reply.when_settled(wake)
+    try:
+        await future
+    finally:
+        reply.forget(wake)
+
+
 class Link(asyncio.BufferedProtocol):
     """One socket's life."""
 
-    def __init__(self, session: Session, wakeups: Wakeups) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._wakeups = wakeups
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -51,8 +66,6 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         self._end += count
-        wakeups = self._wakeups
-        wakeups.due = []
         try:
             start = self._start = self._session.received(self._view, self._start, self._end)
             if start == self._end:
@@ -64,8 +77,6 @@ class Link(asyncio.BufferedProtocol):
                 self._keep_rest()
         except DanubeError as error:
             self.abort(error)
-        finally:
-            wakeups.run()
 
     def _keep_rest(self) -> None:
         """Make room for more bytes, behind the received part of a frame."""
@@ -148,17 +159,12 @@ class Connection:
         session: Session,
         addresses: list[Address],
         connect_timeout_s: float,
-        busy_poll_us: int = 0,
-        wakeups: Wakeups | None = None,
     ) -> None:
         self.session = session
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
-        self._busy_poll_us = busy_poll_us
-        self._polling = False
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
-        self._wakeups = wakeups or Wakeups(self._loop)  # an owner's link may wake tasks that wait at home
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -177,10 +183,7 @@ class Connection:
         brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
 
     def _dial_owner(self, session: Session, address: Address) -> None:
-        timeout_s = self._connect_timeout_s
-        owner = self._owners[session] = Connection(
-            session, [address], timeout_s, self._busy_poll_us, self._wakeups
-        )
+        owner = self._owners[session] = Connection(session, [address], self._connect_timeout_s)
         owner._keep_by(owner._serve_owner(), lambda error: session.brokers.lost(session, error))
 
     def _keep_by(self, work: Coroutine[Any, Any, None], end: Callable[[DanubeError], None]) -> None:
@@ -276,10 +279,6 @@ class Connection:
             self._loop.call_soon(self.flush)
             self._flush_scheduled = True
 
-    def claim_flush(self) -> None:
-        """The caller queues something and calls flush() in this turn, so none need be scheduled."""
-        self._flush_scheduled = True
-
     def flush(self) -> None:
         """Write what is queued now."""
         self._flush_scheduled = False
@@ -316,23 +315,10 @@ class Connection:
 
     async def wait(self, reply: Reply) -> Any:
         """The reply's value, or its error raised."""
-        if self._busy_poll_us and not self._polling:
-            await self._poll(reply)
-        if not reply.settled:
-            await Waiting(reply, self._wakeups)
+        await until_settled(reply)
         if reply.error is not None:
             raise reply.error.with_traceback(None)
         return reply.value
-
-    async def _poll(self, reply: Reply) -> None:
-        """Keep the loop from sleeping until the reply is there; one polling task is enough."""
-        end_ns = clock.monotonic_ns() + self._busy_poll_us * 1_000
-        self._polling = True
-        try:
-            while not reply.settled and clock.monotonic_ns() < end_ns:  # noqa: ASYNC110 - it is not to sleep
-                await asyncio.sleep(0)
-        finally:
-            self._polling = False
 
     async def wait_within(self, reply: Reply, timeout_s: float | None, what: str) -> Any:
         """Like wait(), but raise OperationTimeout after ``timeout_s``."""
@@ -390,13 +376,13 @@ class Connection:
             raise
 
     async def _linked(self, address: Address) -> Link:
-        def made() -> Link:
-            return Link(self.session, self._wakeups)
-
+        link = Link(self.session)
         near = local_socket.dial(*address)
         if near is not None:
-            return (await self._loop.create_unix_connection(made, sock=near))[1]
-        return (await self._loop.create_connection(made, *address, family=socket.AF_UNSPEC))[1]
+            await self._loop.create_unix_connection(lambda: link, sock=near)
+        else:
+            await self._loop.create_connection(lambda: link, *address, family=socket.AF_UNSPEC)
+        return link
 
     def _welcome(self) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any, Self
 
-from danube.client.aio.connection import Connection
+from danube.client.aio.connection import Connection, until_settled
 from danube.client.aio.contexts import Context
-from danube.client.aio.waiting import Waiting, Wakeups
 from danube.client.machine.ack import Ack
 from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Reply, all_settled
@@ -41,16 +40,10 @@ class AwaitableSend(SendFuture):
         if not group.parts:
             if group.flushed is None:
                 group.flushed = Reply()
-            await _settled(group.flushed)
+            await until_settled(group.flushed)
         outcome = group.outcome(self._index)
         if isinstance(outcome, Outgoing):
-            await _settled(outcome)
-
-
-async def _settled(reply: Reply) -> None:
-    """Wait until the reply is settled, whatever with."""
-    if not reply.settled:
-        await Waiting(reply, Wakeups(asyncio.get_running_loop()))
+            await until_settled(outcome)
 
 
 class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
@@ -101,14 +94,6 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
         if not box.has_room:
             await self._room(box)
         idle = box.idle and not self._linger_s
-        if idle and key is None and attributes is None:
-            outgoing = self._send_alone(box, payload)
-            try:
-                ack: Ack = await self._connection.wait(outgoing)
-            except asyncio.CancelledError:
-                outgoing.partition.withdraw(outgoing)
-                raise
-            return ack
         group, index = box.add(payload, key, attributes)
         if idle:
             box.flush_group()
@@ -118,14 +103,6 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
         except asyncio.CancelledError:
             box.withdraw(group, index)
             raise
-
-    def _send_alone(self, box: Outbox, payload: bytes) -> Outgoing:
-        connection = self._connection
-        connection.claim_flush()
-        try:
-            return box.send_alone(payload)
-        finally:
-            connection.flush()
 
     async def send_many(
         self,

@@ -31,7 +31,6 @@ from danube.client.records.records import (
     pick,
     renumbered,
 )
-from danube.core.batch.builder import encode_plain
 from danube.core.batch.columns import encode, key_partitions
 from danube.core.batch.payloads import RECORD_OVERHEAD, larger_record_hint, leading_column
 from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
@@ -199,30 +198,6 @@ class Outbox:
         """Whether all is answered and nothing gathered, so that a record need not wait for others."""
         return self.in_flight_batches == 0 and self.group is None
 
-    def send_alone(self, payload: bytes) -> Outgoing:
-        """Send one record without key and attributes as a batch of its own; only while ``idle``."""
-        if type(payload) is not bytes:
-            payload = as_bytes(payload)
-        if len(payload) > self.record_bytes_max:
-            self._refuse_record(len(payload))
-        self.check()
-        partition = self._turn()
-        if self._compression:
-            return self._send(partition, [payload], None, None)
-        sequence, producer_id, epoch = partition.next_sequence, partition.producer_id, partition.epoch
-        encoded = encode_plain(
-            payload,
-            producer_name=self.name,
-            origin="",
-            publish_time_us=wall_us(),
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            base_sequence=sequence,
-            schema_id=self._schema_id,
-            schema_version=self._schema_version,
-        )
-        return self._hand_on(Outgoing(partition, encoded), producer_id, epoch, sequence)
-
     def _add_extras(
         self, group: Group, index: int, key: str | bytes | None, attributes: Attributes | None
     ) -> int:
@@ -252,6 +227,7 @@ class Outbox:
             return True
         outcome = group.outcome(index)
         if isinstance(outcome, Outgoing) and outcome.record_count == 1:
+            group.reported = True  # no flush need tell of a record that its sender gave up
             return outcome.partition.withdraw(outcome)
         return False
 
@@ -434,14 +410,10 @@ class Outbox:
         )
         outgoing = Outgoing(partition, encoded)
         outgoing.group = group
-        return self._hand_on(outgoing, producer_id, epoch, sequence)
-
-    def _hand_on(self, outgoing: Outgoing, producer_id: int, epoch: int, sequence: int) -> Outgoing:
-        """Give a batch that was encoded with these numbers to its partition."""
         self.in_flight_bytes += outgoing.size
         self.in_flight_batches += 1
         try:
-            outgoing.partition.send(outgoing, producer_id, epoch, sequence)
+            partition.send(outgoing, producer_id, epoch, sequence)
         except BaseException:
             self.in_flight_bytes -= outgoing.size
             self.in_flight_batches -= 1

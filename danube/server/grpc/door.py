@@ -138,7 +138,7 @@ class GrpcDoor:
             if self._data is not None:
                 self._data.consuming.connection_lost(connection)
                 self._data.publishing.connection_lost(connection)
-            self.turns.schedule_turn(None)
+            self.turns.schedule_turn()
 
     def leave(self, consumer: GrpcConsumer) -> None:
         """The client dropped the stream of this consumer."""
@@ -155,7 +155,7 @@ class GrpcDoor:
         self._dirty[connection] = None
         self.unflushed = True
         if not self.turns.flush_pending:
-            self.turns.schedule_turn(connection)
+            self.turns.schedule_turn()
 
     # -- the worker's door ------------------------------------------------------------------------
 

@@ -130,9 +130,9 @@ class GrpcSocket(asyncio.BufferedProtocol):
             self._place(self._unplaced)
         if not self._dirty and (self._http2.output or self._http2.failed):
             self.has_output()
-        self._door.turns.schedule_turn(self)
+        self._door.turns.schedule_turn()
         if self._http2.calls_received > 1:
-            self._door.turns.schedule_turn(self)  # with several calls it is not alone
+            self._door.turns.schedule_turn()  # with several calls it is not alone
 
     def _place(self, unplaced: Unplaced) -> None:
         """Pass the connection to the worker of the first call, or keep it for good and process held bytes."""

@@ -21,7 +21,7 @@ from danube.config.quantities import format_duration, format_size, parse_duratio
 from danube.core.batch.payloads import larger_record_hint
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import ConfigInvalid, exit_code_of
-from danube.limits import BUSY_POLL_US, MIB, RECORD_BYTES_MAX
+from danube.limits import MIB, RECORD_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parents[3]
 REFERENCE = ROOT / "docs" / "danube.yml"
@@ -174,15 +174,17 @@ def test_an_alias_bomb_costs_nothing(tmp_path: Path) -> None:
         ({"server.host": "a\nb"}, "control characters"),
         ({"workers": "65"}, "most allowed, 64"),
         ({"workers": "-1"}, "least allowed"),
-        ({"server.busy_poll_us": "-1"}, "not a number of microseconds, auto or off"),
-        ({"server.busy_poll_us": "1ms"}, "not a whole number"),
-        ({"server.busy_poll_us": "10001"}, "most allowed, 10000"),
         ({"log.level": "loud"}, "not one of debug, info"),
         ({"limits.connections_max": "99999999999999999999999999"}, "not a whole number"),
     ],
 )
 def test_values_that_cannot_hold_are_refused(flags: dict[str, object], said: str) -> None:
     assert any(said in problem.what for problem in problems_of(flags=flags))
+
+
+def test_a_setting_that_left_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (problem,) = problems_of(file=written(tmp_path, "server: {busy_poll_us: 2000}"))
+    assert problem.what == "server.busy_poll_us cannot be had here" and problem.hint.startswith("remove it")
 
 
 def test_a_relative_directory_belongs_to_who_wrote_it(
@@ -221,21 +223,6 @@ def test_the_default_policy_holds_for_both_delivery_modes() -> None:
 def test_workers_follow_the_usable_cores_unless_told() -> None:
     assert BrokerConfig(workers=7).worker_count == 7
     assert BrokerConfig().worker_count == config.usable_cores() >= 1
-
-
-@pytest.mark.parametrize(
-    ("cores", "quota", "limit_us"), [(1, None, 0), (2, None, BUSY_POLL_US), (8, 4.0, 0), (8, 0.5, 0)]
-)
-def test_workers_poll_of_themselves_only_where_it_takes_nothing_from_others(
-    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, limit_us: int
-) -> None:
-    monkeypatch.setattr(config, "usable_cores", lambda: cores)
-    monkeypatch.setattr(config, "cpu_quota", lambda: quota)
-    assert BrokerConfig().busy_poll_limit_us == limit_us
-    for text, told_us in [("off", 0), ("0", 0), ("5000", 5_000), ("auto", limit_us)]:
-        loaded = load(None, {"DANUBE_SERVER__BUSY_POLL_US": text}, {})
-        assert loaded.config.busy_poll_limit_us == told_us
-        assert config.values(loaded.config)["server.busy_poll_us"] == ("off" if text == "0" else text)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from danube.broker.worker.places import Places
 from danube.client.aio.connection import Link
-from danube.client.aio.waiting import Wakeups
 from danube.client.blocking.connection import BlockingLink
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
@@ -412,7 +411,7 @@ def test_the_buffer_of_a_client_grows_when_a_read_fills_it(run: Any, blocking: b
 
     def test() -> None:
         session: Any = Session()
-        link: Any = BlockingLink(session) if blocking else Link(session, Wakeups(asyncio.get_running_loop()))
+        link: Any = BlockingLink(session) if blocking else Link(session)
 
         def fill(count: int) -> int:
             room = link._view[link._end :] if blocking else link.get_buffer(-1)

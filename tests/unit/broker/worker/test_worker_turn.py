@@ -6,7 +6,7 @@ import itertools
 import os
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import ANY, MagicMock
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._several_clients, worker._skip_yield = True, 1, False, 0
-    worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
+    worker.rings_due = True
     worker._unused_turns, worker._blocked = 0, False
     worker.run_turn()
     for taken in ("take", "hand over"):
@@ -69,9 +69,13 @@ class Steps:
         worker.counters = MagicMock()
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
-        worker._turn_scheduled, worker._asked = False, 0
-        worker._several_clients, worker._skip_yield = False, 0
-        worker.rings_due, worker.busy_poll, worker._asker = True, MagicMock(), None
+        worker._turn_scheduled, worker._asked, worker._several_clients, worker._skip_yield = (
+            False,
+            0,
+            False,
+            0,
+        )
+        worker.rings_due = True
         worker._unused_turns, worker._blocked, worker.flush_pending = 0, False, False
 
     def _step(self, name: str, result: Any = None) -> Any:
@@ -102,6 +106,14 @@ def test_only_what_a_turn_has_passed_asks_for_another(step: str, turns: int) -> 
     steps.records = []
     steps.during.clear()
     assert steps.turns_asked() == 0
+
+
+def test_output_of_a_turn_is_flushed_in_it() -> None:
+    steps, follows = Steps(), {}
+    for step in ("hand over", "write", "flush", "answer"):
+        steps.during[step] = lambda step=step: follows.__setitem__(step, steps.worker.flush_pending)
+    steps.turns_asked()
+    assert follows == {"hand over": True, "write": True, "flush": False, "answer": False}
 
 
 def test_what_others_sent_is_answered_as_soon_as_a_write_is_worth_it() -> None:
@@ -164,33 +176,6 @@ def test_rings_that_nobody_uses_are_left_alone_until_a_bell_rings_or_something_i
     worker._on_bell()
     worker.run_turn()
     assert worker.rings_due and worker._unused_turns == 0
-
-
-def test_polling_is_told_who_asked_alone() -> None:
-    steps = Steps()
-    worker = steps.worker
-    told = worker.busy_poll.turn_ended  # type: ignore[attr-defined]
-    worker.channel.touched = False  # type: ignore[misc]
-    for askers, due, alone in [
-        (["a"], False, "a"),
-        (["a", "a"], False, "a"),
-        (["a", "b"], False, None),
-        (["a", "b", "b"], False, None),
-        ([None], False, None),
-        (["a", None], False, None),
-        ([None, "a"], False, None),
-        (["a"], True, "a"),
-        (["b"], False, "b"),
-    ]:
-        worker.rings_due, worker._unused_turns = due, UNUSED_TURNS
-        for asker in askers:
-            worker.schedule_turn(asker)
-        worker.run_turn()
-        told.assert_called_with(ANY, alone)
-    worker.channel.touched = True  # type: ignore[misc]
-    worker.schedule_turn("b")
-    worker.run_turn()
-    told.assert_called_with(ANY, None)
 
 
 def test_rings_stay_due_where_another_turn_follows() -> None:

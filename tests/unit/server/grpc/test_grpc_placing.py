@@ -63,7 +63,7 @@ class Worker:
         self.waiting: list[Callable[[], None]] = []
         self.counted: dict[str, int] = {}
         self.flush_pending = False
-        self.asked: list[object] = []
+        self.asked = 0
         placing = Placing(cast(ConnectionPassing, self.way), self._owner, self._find, 4) if passes else None
         self.door = GrpcDoor(
             "grpc", connections_max=connections_max, places=places or Places(100),
@@ -86,14 +86,11 @@ class Worker:
     def _find(self, consumer_id: int) -> KnownConsumer | None:
         return CONSUMER if consumer_id == CONSUMER.consumer_id else None
 
-    def schedule_turn(self, asker: object = None) -> None:
-        self.asked.append(asker)
+    def schedule_turn(self) -> None:
+        self.asked += 1
 
-    def claim_turn(self, asker: object) -> bool:
-        return False
-
-    def run_turn(self, *, claimed: bool = False) -> None:
-        raise AssertionError("nobody has a turn of its own")
+    def run_turn(self) -> None:
+        raise AssertionError("no buffer was lent")
 
     def _count(self, name: str, amount: int) -> None:
         self.counted[name] = self.counted.get(name, 0) + amount
@@ -406,13 +403,13 @@ def test_several_calls_at_once_ask_for_a_turn_like_several_connections() -> None
     worker.turn()
     for first in (1, 3, 5):
         worker.turn()
-        worker.asked.clear()
+        worker.asked = 0
         feed(connection, sent(stream_id=first))
-        assert len(worker.asked) == 1, "it is alone"
+        assert worker.asked == 1, "it is alone"
     worker.turn()
-    worker.asked.clear()
+    worker.asked = 0
     feed(connection, sent(stream_id=7) + sent(stream_id=9))
-    assert len(worker.asked) == 2
+    assert worker.asked == 2
 
 
 def test_a_flood_of_refused_connections_of_one_host_has_one_source(monkeypatch: pytest.MonkeyPatch) -> None:

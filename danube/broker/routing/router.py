@@ -28,7 +28,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.host import clock
-from danube.ids import check_topic_name
+from danube.ids import check_topic_name, split_partition_name
 from danube.limits import HANDLES_PER_CONNECTION_MAX
 from danube.schema.model import Checks, Compatibility
 
@@ -219,6 +219,14 @@ class Router:
         if self.elsewhere is not None and (error := self.elsewhere.elsewhere(record.topic_id, index)):
             raise error
         return owner_of(record.topic_id, index, self._workers)
+
+    def owner_to_be(self, name: str) -> int:
+        """owner(); of a topic that does not exist, the worker that owns it if it is made next."""
+        try:
+            return self.owner(name)
+        except TopicNotFound:
+            _, index = split_partition_name(name)
+            return owner_of(self._metadata.state.next_topic_id, index or 0, self._workers)
 
     def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
         """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None if that is an error."""

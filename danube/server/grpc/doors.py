@@ -59,7 +59,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
 
     placing = None
     if passing is not None:
-        placing = Placing(passing, worker.router.owner, known.find, worker.context.workers)
+        placing = Placing(passing, worker.router.owner_to_be, known.find, worker.context.workers)
 
     def door(name: str, message_bytes_max: int, **more: Any) -> GrpcDoor:
         return GrpcDoor(

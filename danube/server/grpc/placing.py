@@ -1,5 +1,8 @@
 """Placing of a gRPC connection: it goes to the owner of the partition that its first call names.
 
+A client that is about to make a topic looks it up first, or creates a producer.  Its connection goes to the
+worker that owns the topic which is made next.
+
 Until that call is complete, only SETTINGS and PING were answered, so the state of the connection follows from
 the received bytes.  These bytes are passed with the socket.  The machine of the other worker processes them
 again and skips the part of its output that was sent already.
@@ -76,7 +79,7 @@ class Placing:
         find_consumer: Callable[[int], KnownConsumer | None],
         workers: int,
     ) -> None:
-        """``owner_of_partition`` takes a physical name and raises DanubeError if there is none here."""
+        """``owner_of_partition`` takes a physical name; it raises DanubeError if no worker here owns it."""
         self._passing = passing
         self._owner_of_partition = owner_of_partition
         self._find_consumer = find_consumer

@@ -77,6 +77,20 @@ def test_frames_go_to_the_owner_of_their_partition(bench: Routed) -> None:
     assert bench.session.only(Kind.PUBLISHED).correlation == 9
 
 
+def test_a_topic_that_does_not_exist_belongs_to_the_owner_of_the_next_one(bench: Routed) -> None:
+    assert bench.router.owner_to_be(bench.there) == 1
+    for number in range(8):
+        name = f"/default/next-{number}"
+        expected = bench.router.owner_to_be(name)
+        with pytest.raises(TopicNotFound):
+            bench.router.owner(name)
+        assert bench.router.owner_to_be(f"{name}-part-1") == (expected + 1) % 2
+        bench.proposals.create(name)
+        assert bench.router.owner(name) == expected
+    with pytest.raises(InvalidName):
+        bench.router.owner_to_be("no name")
+
+
 def test_a_full_ring_is_offered_the_same_frame_again(bench: Routed) -> None:
     bench.remote.room = False
     raw = wire.control_frame(Kind.OPEN_PRODUCER, wire.OpenProducer(bench.there, "p"), 5, 1)

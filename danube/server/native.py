@@ -83,7 +83,7 @@ class NativeServer:
         self.count = count
         self.turns = turns
         self.draining = False
-        self.unflushed = True  # receive buffers are free at the end of each turn
+        self.unflushed = False  # there is output, or bytes of this turn lie in receive buffers
         self._connections_max = connections_max
         self._places = places
         self._handshake_timeout_s = handshake_timeout_s
@@ -144,6 +144,7 @@ class NativeServer:
 
     def has_output(self, connection: NativeConnection) -> None:
         self._dirty[connection] = None
+        self.unflushed = True
         if not self.turns.flush_pending:
             self.turns.schedule_turn()
 
@@ -172,6 +173,7 @@ class NativeServer:
 
     def flush(self) -> None:
         """Hand the output of this turn to the transports; the receive buffers are free again."""
+        self.unflushed = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             for connection in dirty:
@@ -287,6 +289,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         buffers = self._server.buffers
+        self._server.unflushed = True
         buffer = buffers.received(self._buffer, nbytes)
         self._received_bytes += nbytes
         if self._blocked:
@@ -323,15 +326,16 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
 
     def _consume(self, buffer: ReceiveBuffer) -> None:
         """Take the frames in ``buffer`` and have the next turn do what they ask for."""
+        self._server.unflushed = True
         if self._take(buffer):
             self._server.turns.schedule_turn()
-        self._keep(buffer)
+        if buffer.start == buffer.end and buffer is self._server.buffers.scratch:
+            self._buffer = None
+        else:
+            self._keep(buffer)
 
     def _keep(self, buffer: ReceiveBuffer) -> None:
         """Hold what is not taken yet; the rest of the buffer is the turn's."""
-        if buffer is self._server.buffers.scratch and buffer.start == buffer.end:
-            self._buffer = None
-            return
         earned = self._received_bytes >= RECEIVE_BUFFER_BYTES
         self._buffer = self._server.buffers.keep(buffer, self._decoder.wanted, earned=earned)
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from danube import sync
+from danube.server.proto import DanubeApi_pb2 as pb
 from tests.broker_process import BrokerProcess, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.e2e
 RECORDS = 200
 CALLS_MAX = 100  # taken, written, answered and delivered
 ACK_CALLS_MAX = 60  # of an ack that comes alone
+GRPC_CALLS_MAX = 200  # SendMessage, its delivery and its Ack, one after another
 TOPIC = "/default/counted"
 # Imported by each process of the broker at its start: SIGUSR1 begins to count, SIGUSR2 writes the counts.
 COUNTING = """
@@ -86,7 +89,8 @@ def told(what: str, calls: Counter[str]) -> float:
     return each
 
 
-def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path) -> None:
+def counted(broker: Any, tmp_path: Path) -> tuple[BrokerProcess, Counting]:
+    """A broker with one worker that counts its calls."""
     folder = tmp_path / "calls"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(COUNTING)
@@ -96,7 +100,11 @@ def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path
         "DANUBE_WAL__SYNC_INTERVAL": "1s",
     }  # fmt: skip
     process = broker(workers=1, environment=environment)
-    counting = Counting(process, folder)
+    return process, Counting(process, folder)
+
+
+def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path) -> None:
+    process, counting = counted(broker, tmp_path)
     with (
         sync.connect(process.address) as client,
         client.producer(TOPIC) as producer,
@@ -119,3 +127,39 @@ def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path
     each, with_ack = told("a record", without), told("a record and its ack", acked)
     assert each <= CALLS_MAX
     assert with_ack <= CALLS_MAX + ACK_CALLS_MAX
+
+
+def test_one_message_over_grpc_costs_few_calls(broker: Any, tmp_path: Path) -> None:
+    """With grpcio, which the official Python client is made of: it sends WINDOW_UPDATE often."""
+    process, counting = counted(broker, tmp_path)
+
+    def method(channel: grpc.Channel, path: str, answer: Any, *, stream: bool = False) -> Any:
+        kind = channel.unary_stream if stream else channel.unary_unary
+        return kind(f"/danube.{path}", lambda request: request.SerializeToString(), answer.FromString)
+
+    with grpc.insecure_channel(process.grpc_address) as channel:
+        send = method(channel, "ProducerService/SendMessage", pb.MessageResponse)
+        ack = method(channel, "ConsumerService/Ack", pb.AckResponse)
+        create = method(channel, "ProducerService/CreateProducer", pb.ProducerResponse)
+        subscribe = method(channel, "ConsumerService/Subscribe", pb.ConsumerResponse)
+        receive = method(channel, "ConsumerService/ReceiveMessages", pb.StreamMessage, stream=True)
+        producer_id = create(
+            pb.ProducerRequest(topic_name=TOPIC, producer_name="p", dispatch_strategy=1)
+        ).producer_id
+        consumer_id = subscribe(
+            pb.ConsumerRequest(topic_name=TOPIC, consumer_name="c", subscription="s")
+        ).consumer_id
+        messages = receive(pb.ReceiveRequest(consumer_id=consumer_id))
+        place = pb.MsgID(producer_id=producer_id, topic_name=TOPIC)
+        message = pb.StreamMessage(msg_id=place, payload=b"x" * 100, producer_name="p", request_id=7)
+
+        def through() -> None:
+            message.publish_time = time.time_ns() // 1_000_000
+            send(message)
+            ack(pb.AckRequest(msg_id=next(messages).msg_id, subscription_name="s"))
+
+        for _ in range(50):
+            through()
+        calls = counting.during(lambda: [through() for _ in range(RECORDS)] and None)
+        messages.cancel()
+    assert told("a message over gRPC", calls) <= GRPC_CALLS_MAX

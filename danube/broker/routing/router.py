@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from danube.broker.operations.examinations import Examinations
     from danube.broker.operations.proposals import Proposals
     from danube.broker.partition.hosted import ProducerLink
-    from danube.broker.shard.admin import NackedRecord
     from danube.broker.shard.shard import Shard
     from danube.cluster.log.local_log import LocalLog
     from danube.core.batch.columns import EncodedBatch
@@ -124,7 +123,7 @@ class Router:
     # -- frames -----------------------------------------------------------------------------------
 
     def received(self) -> None:
-        """Bytes came in, or are about to be handed over: batches in them are held against newer metadata."""
+        """Hold the batches that are routed next against metadata as it is now."""
         self._owner_metadata.fresh = False
 
     def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
@@ -171,10 +170,6 @@ class Router:
             self._shard.counters.add("errors")
             session.send_error(error, correlation)
         return True
-
-    def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
-        """Ack and nack records of a partition that is open in this worker; False if it is not."""
-        return self._shard.settle(partition, subscription, acks, nacks)
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
         """The worker that a request is for; None when it is answered here."""

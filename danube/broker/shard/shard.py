@@ -200,7 +200,7 @@ class Shard:
         hosted = self.partitions.get(partition)
         if hosted is None:
             return False
-        if hosted.reliable:
+        if hosted.log is not None:
             host = hosted.subscription(subscription)
             settle(hosted, host.core, acks, nacks, clock.monotonic_ns())
             if nacks:

@@ -126,6 +126,7 @@ class Worker:
         self.doors: dict[str, Door] = {}
         self.housekeeping = Housekeeping(self)
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
+        self._begin: Callable[[], None] = self._begin_turn if context.workers > 1 else self.run_turn
         self._turn_scheduled = False
         self._asked = 0  # how often, since the last turn
         self._blocked = False  # a door waits for room in a ring
@@ -217,21 +218,23 @@ class Worker:
     def schedule_turn(self) -> None:
         """Run a turn, because a connection or another worker brought something."""
         self._asked += 1
-        self._need_turn()
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self.loop.call_soon(self._begin)
 
     def _need_turn(self) -> None:
         """Run a turn as soon as the loop has handled what is ready."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
-            self.loop.call_soon(self._begin_turn)
+            self.loop.call_soon(self._begin)
 
     def _begin_turn(self) -> None:
         """Run a turn; with several active clients first yield the processor and poll the sockets once more.
 
-        Their batches become one then, and each wakes the others less often.  Who is alone does not wait, nor
-        does anybody where somebody else keeps the processor for long.
+        Their batches become one then, and each wakes the others less often.  A client that is alone does not
+        wait, nor does any while another process keeps the processor for long.  Of several workers only.
         """
-        if self.context.workers == 1 or not (self._several_clients or self._asked > 1) or self._skip_yield:
+        if not (self._several_clients or self._asked > 1) or self._skip_yield:
             if self._skip_yield:
                 self._skip_yield -= 1
             self.run_turn()
@@ -283,7 +286,6 @@ class Worker:
 
     def _take(self) -> bool:
         """Give the shard what rings and doors have; whether rings had records."""
-        self.router.received()
         received = bool(self._take_from_rings()) if self.rings_due else False
         # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
         self._blocked = False
@@ -299,6 +301,7 @@ class Worker:
                 door.worker_restarted(worker)
             self.dead_letters.worker_restarted(worker)
             self.router.worker_restarted(self.router.questions, worker)
+        self.router.received()
         received = self._poll()
         for worker, kind, record in received:
             self.remote.take(worker, kind, record)

@@ -536,7 +536,7 @@ class Subscription:
         counters["acked"] += acked
         counters["ack_ignored"] += ignored
         counters["ack_refused"] += refused
-        return AckResult(acked, ignored, refused)
+        return _new(AckResult, (acked, ignored, refused))
 
     def ack_earlier(self, ranges: Ranges) -> int:
         """Ack ranges that a consumer had before it came back; return how many were not acked yet.

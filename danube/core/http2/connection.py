@@ -31,7 +31,9 @@ from danube.core.http2.frames import (
     PREFACE,
     SETTINGS,
     STREAM_ID_MASK,
+    UINT32,
     WINDOW_BYTES_DEFAULT,
+    WINDOW_UPDATE,
     WITH_PRIORITY,
     ErrorCode,
     Http2Settings,
@@ -94,7 +96,7 @@ class ServerConnection(ControlSide):
             start = self._take_preface(buffer, start, end)
             if self._pending == _PREFACE_PENDING:
                 return end if self.failed else start
-        unpack, streams = FRAME_HEADER.unpack_from, self.streams
+        unpack, number, streams = FRAME_HEADER.unpack_from, UINT32.unpack_from, self.streams
         first, last_stream_id = start, self.last_stream_id
         tries = _TRIES if self.calls_received >= TOGETHER_MIN and kernels.available else 0
         if tries and not self._pending:
@@ -123,7 +125,11 @@ class ServerConnection(ControlSide):
             ):
                 self._open(stream_id, buffer[body:start].tobytes(), flags & END_STREAM != 0)
             else:
-                self._frame(kind, flags, stream_id & STREAM_ID_MASK, buffer[body:start])
+                if kind == WINDOW_UPDATE and size == 4 and not self._pending:
+                    (increment,) = number(buffer, body)
+                    self._window_update(stream_id & STREAM_ID_MASK, increment & STREAM_ID_MASK)
+                else:
+                    self._frame(kind, flags, stream_id & STREAM_ID_MASK, buffer[body:start])
                 if tries and not self._pending and not self.failed:
                     tries -= 1
                     start = self._take_together(buffer, start, end)

@@ -52,7 +52,7 @@ END_HEADERS: Final = 0x04
 PADDED: Final = 0x08
 WITH_PRIORITY: Final = 0x20
 
-_UINT32: Final = struct.Struct(">I")
+UINT32: Final = struct.Struct(">I")
 _NUMBERED: Final = struct.Struct(">IBII")
 _GOAWAY: Final = struct.Struct(">IBIII")
 _GOAWAY_TEXT_BYTES_MAX: Final = 256
@@ -102,7 +102,7 @@ def goaway_frame(last_stream_id: int, code: int, text: str) -> bytes:
 
 def uint32(view: memoryview | bytes) -> int:
     """The first four bytes as a big-endian number."""
-    number: int = _UINT32.unpack_from(view)[0]
+    number: int = UINT32.unpack_from(view)[0]
     return number
 
 

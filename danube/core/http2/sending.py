@@ -55,11 +55,11 @@ _SECOND_NS: Final = 1_000_000_000
 class FloodGuard:
     """Both allowances of one connection.  Times in ns; calls and DATA frames are running totals."""
 
-    __slots__ = ("_calls_seen", "_control", "_data_seen", "_filled_ns", "_resets", "resets_count")
+    __slots__ = ("_calls_seen", "_data_seen", "_filled_ns", "_resets", "control_left", "resets_count")
 
     def __init__(self, now_ns: int) -> None:
         self._filled_ns = now_ns
-        self._control = float(CONTROL_BURST)
+        self.control_left = float(CONTROL_BURST)
         self._resets = float(RESETS_BURST)
         self._calls_seen = 0
         self._data_seen = 0
@@ -67,11 +67,11 @@ class FloodGuard:
 
     def control(self, cost: int, now_ns: int, calls: int, data_frames: int) -> bool:
         """Spend ``cost``; False when there is no more."""
-        self._control -= cost
-        if self._control >= 0:
+        self.control_left -= cost
+        if self.control_left >= 0:
             return True
         self._fill(now_ns, calls, data_frames)
-        return self._control >= 0
+        return self.control_left >= 0
 
     def reset(self, now_ns: int, calls: int, data_frames: int) -> bool:
         """Spend one reset; False when there is no more."""
@@ -87,7 +87,7 @@ class FloodGuard:
         calls_new, data_new = calls - self._calls_seen, data_frames - self._data_seen
         earned = calls_new * CONTROL_PER_CALL + data_new * CONTROL_PER_DATA
         useful = max(0, calls_new - self.resets_count)
-        self._control = min(CONTROL_BURST, self._control + seconds * CONTROL_PER_SECOND + earned)
+        self.control_left = min(CONTROL_BURST, self.control_left + seconds * CONTROL_PER_SECOND + earned)
         self._resets = min(
             RESETS_BURST, self._resets + seconds * RESETS_PER_SECOND + useful / CALLS_PER_RESET
         )

@@ -31,6 +31,7 @@ ASSEMBLING_BYTES_MAX = 64 * 1024 * 1024  # sixteen of the largest messages that 
 NO_GRPC_TRAILERS = trailers_block(STATUS_NUMBERS["INTERNAL"])
 STREAM_QUEUE_BYTES = 256 * 1024
 _DIRECT, _BIDIRECTIONAL = MethodKind.DIRECT, MethodKind.BIDIRECTIONAL  # looked up once: it takes 0.1 us
+_new = tuple.__new__  # a NamedTuple's own constructor is a Python function
 _PREFIX = struct.Struct(">BI")  # of a message: is it compressed, and its size
 
 
@@ -96,11 +97,19 @@ class GrpcConnection(GrpcSocket):
     def data(self, stream: Stream, data: memoryview, ended: bool) -> None:
         context = stream.context
         size = len(data)
-        if type(context) is Method and ended and size >= 5:
+        if type(context) is Method and size >= 5:
             compressed, message_size = _PREFIX.unpack_from(data)
             if not compressed and message_size == size - 5 <= self._door.message_bytes_max:
-                self._dispatch(context, stream, data[5:].tobytes(), size)
+                if ended:
+                    self._dispatch(context, stream, data[5:].tobytes(), size)
+                else:  # its end comes in a frame of its own
+                    self._http2.consumed(stream, size)
+                    stream.context = _new(_Whole, (context, data[5:].tobytes()))
                 return
+        elif type(context) is _Whole and ended and not size:
+            stream.context = context.method
+            self._dispatch(context.method, stream, context.message, 0)
+            return
         self._http2.consumed(stream, size)
         if stream.head.problem:
             if ended:
@@ -111,8 +120,10 @@ class GrpcConnection(GrpcSocket):
                 stream.context = context = _Pending(context, self._door.message_bytes_max)
             if type(context) is _Pending:
                 self._assemble(context, stream, data, ended)
-            elif type(context) is _Whole:
-                self._end_of_whole(context, stream, data, ended)
+            elif type(context) is _Whole and size:
+                raise InvalidArgument(
+                    "a call that takes one message got more", hint="send one message a call"
+                )
             elif type(context) is RequestStream:
                 context.take(data, ended)
         except DanubeError as error:
@@ -137,13 +148,6 @@ class GrpcConnection(GrpcSocket):
                 self._dispatch(method, stream, message, size + 5)
             else:
                 self.data(stream, memoryview(frame_message(message)), True)
-
-    def _end_of_whole(self, whole: _Whole, stream: Stream, data: memoryview, ended: bool) -> None:
-        if len(data):
-            raise InvalidArgument("a call that takes one message got more", hint="send one message a call")
-        if ended:
-            stream.context = whole.method
-            self._dispatch(whole.method, stream, whole.message, 0)
 
     def _forget_pieces(self, stream: Stream) -> None:
         if type(stream.context) is _Pending:

@@ -47,13 +47,6 @@ class DataHalves:
         self.consuming = consuming
         self.settling = settling
 
-    def hand_over(self) -> bool:
-        if self.settling.pending:
-            self.settling.hand_over()
-        if self.publishing.calls or self.publishing.dirty:
-            self.publishing.hand_over()
-        return bool(self.session.held) and self.session.offer_held()
-
 
 class GrpcDoor:
     """See the module; implements :class:`danube.broker.worker.worker.Door`."""
@@ -167,7 +160,15 @@ class GrpcDoor:
             self._data.session.worker_restarted(worker)
 
     def hand_over(self) -> bool:
-        return self._data.hand_over() if self._data is not None else False
+        """Give the calls of this turn to the partitions' owners; True while a ring is full."""
+        data = self._data
+        if data is None:
+            return False
+        if data.settling.pending:
+            data.settling.hand_over()
+        if data.publishing.calls or data.publishing.dirty:
+            data.publishing.hand_over()
+        return bool(data.session.held) and data.session.offer_held()
 
     def flush(self) -> None:
         """Hand the output of this turn to the sockets."""

@@ -53,8 +53,10 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
     session = BrokerSession(worker.router, worker.schedule_turn)
     broker = BrokerCalls(worker, session)
     known = _KnownByMetadata(broker)
-    publishing = Publishing(session, worker.router, lambda: broker.metadata.version)
-    halves = DataHalves(session, publishing, Consuming(session, known), Settling(session))
+    publishing = Publishing(session, worker.router, worker.metadata)
+    halves = DataHalves(
+        session, publishing, Consuming(session, known), Settling(session, worker.shard.settle)
+    )
     share = -(-worker.config.limits.connections_max // worker.context.workers)
 
     placing = None

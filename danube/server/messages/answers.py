@@ -45,6 +45,13 @@ def answer_calls(calls: Sequence[Call], request_ids: Sequence[int]) -> None:
         start = end
 
 
+def refuse_calls(calls: Sequence[Call], error: BaseException) -> None:
+    """Answer each call with the error."""
+    for connection, stream, size in calls:
+        connection.consumed(stream, size)
+        connection.answer_error(stream, error)
+
+
 def response(request_id: int) -> bytes:
     """A length-prefixed message whose field 1 is the echoed request id: MessageResponse and its like."""
     if request_id < 128:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from danube.broker.routing.router import Router
@@ -32,7 +33,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.ids import check_label, split_partition_name
-from danube.server.messages.answers import Answering, Call, answer_calls
+from danube.server.messages.answers import Answering, Call, answer_calls, refuse_calls
 from danube.server.messages.sent_messages import (
     FEW,
     TURN_MESSAGES_MAX,
@@ -50,12 +51,14 @@ from danube.server.messages.session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import MsgID, StreamMessage
 
 if TYPE_CHECKING:
+    from danube.cluster.log.local_log import LocalLog
     from danube.core.http2.streams import Stream
 
 GROUP_RECORDS_MAX = TURN_MESSAGES_MAX
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 ATTEMPTS_MAX = 3
 TARGETS_MAX = 50_000
+_REQUEST_ID: Callable[[Message], int] = itemgetter(2)
 
 
 class _Group:
@@ -81,7 +84,7 @@ class _Group:
         if isinstance(self.messages, MessageColumns):
             request_ids: list[int] = self.messages.request_ids.tolist()
             return request_ids
-        return [message[2] for message in self.messages]
+        return list(map(_REQUEST_ID, self.messages))
 
     def split(self, ranges: Iterable[tuple[int, int]]) -> list[_Group]:
         """Ranges of its messages as groups of their own."""
@@ -133,11 +136,11 @@ class Target:
 class Publishing:
     """The publishing half of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, router: Router, metadata_version: Callable[[], int]) -> None:
+    def __init__(self, session: BrokerSession, router: Router, metadata: LocalLog) -> None:
         self.draining = False
         self._session = session
         self._router = router
-        self._metadata_version = metadata_version
+        self._metadata = metadata
         self._targets: dict[tuple[str, str], Target] = {}
         self._by_id: dict[int, Target] = {}
         self._by_user: dict[Any, set[Target]] = {}  # connection -> its producers
@@ -197,13 +200,13 @@ class Publishing:
             if len(self._targets) >= TARGETS_MAX:
                 self._forget_idle()
             self._targets[partition, name] = target
-        elif target.version != self._metadata_version():
+        elif target.version != self._metadata.state.version:
             self._refresh(target)
         return target
 
     def _refresh(self, target: Target) -> None:
         record, index = self._router.find_topic(target.partition)
-        target.version = self._metadata_version()
+        target.version = self._metadata.state.version
         target.topic_id = record.topic_id
         target.record_bytes_max = record.policy.max_record_bytes
         producer_id = producer_identity(record.topic_id, index, target.name)
@@ -275,7 +278,7 @@ class Publishing:
         target.handle = 0
         groups, target.in_flight = target.in_flight, {}
         for group in groups.values():
-            self._refuse(group.calls, error)
+            refuse_calls(group.calls, error)
         if target.groups:
             self._offer(target)
 
@@ -309,7 +312,7 @@ class Publishing:
         try:
             target = self._target_of(lot.first, lot.first.msg_id)
         except Exception as error:  # even an unforeseen error: the turn is other clients' too
-            self._refuse(chosen, error)
+            refuse_calls(chosen, error)
             return
         if columns.largest > target.record_bytes_max:
             for index, call in zip(indices, chosen, strict=True):
@@ -330,7 +333,7 @@ class Publishing:
             if len(own[0]) > target.record_bytes_max:
                 _refuse_large(len(own[0]), target)
         except Exception as error:
-            self._refuse([call], error)
+            refuse_calls([call], error)
             return
         envelope = envelope_of(message, place)
         group = target.groups[-1] if target.groups else None
@@ -353,7 +356,7 @@ class Publishing:
         if (
             target is None
             or target.producer_id != place.producer_id
-            or (not target.groups and target.version != self._metadata_version())  # once for each group
+            or (not target.groups and target.version != self._metadata.state.version)  # once for each group
         ):
             return self._find(message)
         return target
@@ -378,6 +381,7 @@ class Publishing:
 
     def hand_over(self) -> None:
         """Send every group of this turn to its owner."""
+        self._router.received()
         if self.calls:
             self._read()
         while self.dirty:
@@ -432,7 +436,7 @@ class Publishing:
         elif isinstance(error, CallerError) and len(group.calls) > 1:
             self._send_split(target, group, error)
         else:
-            self._refuse(group.calls, error)
+            refuse_calls(group.calls, error)
 
     def _send_split(self, target: Target, group: _Group, error: DanubeError) -> None:
         """Answer the record that the error names and send the others again; unnamed: each for itself."""
@@ -440,7 +444,7 @@ class Publishing:
         count = len(group.calls)
         if isinstance(index, int) and 0 <= index < count:
             before, refused, behind = group.split([(0, index), (index, index + 1), (index + 1, count)])
-            self._refuse(refused.calls, error)
+            refuse_calls(refused.calls, error)
             again = [one for one in (before, behind) if one.calls]
         else:
             again = group.split((one, one + 1) for one in range(count))
@@ -452,15 +456,10 @@ class Publishing:
         self.dirty[target] = None
         self._session.schedule_turn()
 
-    def _refuse(self, calls: list[Call], error: Exception) -> None:
-        for connection, stream, size in calls:
-            connection.consumed(stream, size)
-            connection.answer_error(stream, error)
-
     def _fail_all(self, target: Target, error: DanubeError) -> None:
         groups, target.groups = target.groups, deque()
         for group in groups:
-            self._refuse(group.calls, error)
+            refuse_calls(group.calls, error)
 
 
 def _refuse_large(size: int, target: Target) -> None:

@@ -9,22 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from danube.broker.api import RoutedSession
+from danube.broker.api import RoutedSession, SharedBytes
 from danube.broker.routing.router import Router
 from danube.core.batch.columns import EncodedBatch
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind
 from danube.errors import DanubeError, Overloaded
 
-if TYPE_CHECKING:
-    from danube.broker.shard.admin import NackedRecord
-
 CONNECTION_ID = (1 << 62) + 1
 HELD_FRAMES_MAX = 100_000
 _CORRELATION_MAX = 0xFFFF_FFFF
 _PUBLISHED = int(Kind.PUBLISHED)
+_new = tuple.__new__  # makes a named tuple without a call of a Python function
 
 Answer = Callable[[Frame, bytes | memoryview], None]
 """Takes the answering frame and the bytes it lies in; an ERROR frame is an answer too."""
@@ -85,10 +83,6 @@ class BrokerSession(RoutedSession):
             frame += batch.head
             frame += batch.body
             self.send_frame(frame)
-
-    def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
-        """Ack and nack records of a partition that is open in this worker; False if it is not."""
-        return self._router.settle(partition, subscription, acks, nacks)
 
     def _hold(self, frame: bytearray) -> None:
         if len(self.held) >= HELD_FRAMES_MAX:
@@ -168,6 +162,11 @@ class BrokerSession(RoutedSession):
         for frame in FrameDecoder().frames(head, 0, len(head)):
             self._on_frame(frame, head)
 
+    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
+        owner = self._handles.get(wire.handle_of(head))
+        if owner is not None:
+            owner.delivered(chunk.data)
+
     def send_published(
         self,
         correlation: int,
@@ -180,7 +179,7 @@ class BrokerSession(RoutedSession):
     ) -> None:
         answer = self._answers.pop(correlation, None)
         if answer is not None:
-            answer(Frame(_PUBLISHED, flags, correlation, handle, 0, 0), b"")
+            answer(_new(Frame, (_PUBLISHED, flags, correlation, handle, 0, 0)), b"")
 
     def _on_frame(self, frame: Frame, data: bytes | memoryview) -> None:
         if frame.correlation:

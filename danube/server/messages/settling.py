@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,11 +13,12 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind
 from danube.errors import DanubeError, InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
-from danube.server.messages.answers import Answering, answer_calls
+from danube.server.messages.answers import Answering, Call, answer_calls, refuse_calls
 from danube.server.messages.session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
 
 if TYPE_CHECKING:
+    from danube.broker.shard.admin import NackedRecord
     from danube.core.http2.streams import Stream
 
 _OFFSET_MAX = (1 << 62) - 1
@@ -26,25 +28,28 @@ _RANGE = struct.Struct("<QQ")
 SETTLED_PER_REQUEST_MAX = 16_384
 ATTEMPTS_MAX = 3
 
-_Waiting = tuple[Answering, "Stream", int]  # connection, stream, request id
+Settle = Callable[[str, str, bytes, list["NackedRecord"]], bool]
+"""Acks and nacks records of a partition that is open in this worker; False if it is not."""
 
 
 class _Pending:
     """Acks and nacks of one turn for one subscription of one partition."""
 
-    __slots__ = ("acks", "nacks", "waiting")
+    __slots__ = ("acks", "calls", "nacks", "request_ids")
 
     def __init__(self) -> None:
         self.acks: list[int] = []
-        self.nacks: list[tuple[int, int, str]] = []
-        self.waiting: list[_Waiting] = []
+        self.nacks: list[NackedRecord] = []
+        self.calls: list[Call] = []
+        self.request_ids: list[int] = []
 
 
 class Settling:
     """The acknowledging part of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession) -> None:
+    def __init__(self, session: BrokerSession, settle: Settle) -> None:
         self._session = session
+        self._settle = settle
         self.pending: dict[tuple[str, str], _Pending] = {}
 
     def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
@@ -55,8 +60,8 @@ class Settling:
             raise InvalidArgument("the message is not a danube.AckRequest") from None
         pending, offset = self._find(request)
         pending.acks.append(offset)
-        pending.waiting.append((connection, stream, request.request_id))
-        connection.consumed(stream, size)
+        pending.calls.append((connection, stream, size))
+        pending.request_ids.append(request.request_id)
 
     def nack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
         """Take one Nack call; raises InvalidArgument if it is malformed."""
@@ -67,8 +72,8 @@ class Settling:
         pending, offset = self._find(request)
         delay_ms = min(request.delay_ms, _DELAY_MS_MAX) if request.HasField("delay_ms") else -1
         pending.nacks.append((offset, delay_ms, request.reason[:_REASON_CHARACTERS_MAX]))
-        pending.waiting.append((connection, stream, request.request_id))
-        connection.consumed(stream, size)
+        pending.calls.append((connection, stream, size))
+        pending.request_ids.append(request.request_id)
 
     def _find(self, request: AckRequest | NackRequest) -> tuple[_Pending, int]:
         place = request.msg_id
@@ -86,29 +91,26 @@ class Settling:
 
     def hand_over(self) -> None:
         """Send the turn's settlements to the partitions' owners."""
-        if not self.pending:
-            return
         pending, self.pending = self.pending, {}
         for (partition, subscription), settled in pending.items():
-            for start in range(0, len(settled.waiting), SETTLED_PER_REQUEST_MAX):
+            for start in range(0, len(settled.calls), SETTLED_PER_REQUEST_MAX):
                 self._send(partition, subscription, settled, start)
 
     def _send(self, partition: str, subscription: str, settled: _Pending, start: int) -> None:
         end = start + SETTLED_PER_REQUEST_MAX
         acks, nacks = ranges_of(settled.acks[start:end]), settled.nacks[start:end]
-        waiting = settled.waiting[start:end]
+        calls, request_ids = settled.calls[start:end], settled.request_ids[start:end]
         try:
-            if self._session.settle(partition, subscription, acks, nacks):
-                _answer(waiting)
+            if self._settle(partition, subscription, acks, nacks):
+                answer_calls(calls, request_ids)
                 return
         except DanubeError as error:
-            for connection, stream, _ in waiting:
-                connection.answer_error(stream, error)
+            refuse_calls(calls, error)
             return
         args = {"subscription": subscription, "acks": acks, "nacks": nacks}
-        self._ask(Admin("settle", partition, args), waiting, ATTEMPTS_MAX)
+        self._ask(Admin("settle", partition, args), calls, request_ids, ATTEMPTS_MAX)
 
-    def _ask(self, request: Admin, waiting: list[_Waiting], attempts: int) -> None:
+    def _ask(self, request: Admin, calls: list[Call], request_ids: list[int], attempts: int) -> None:
         """Send settlements to the owner.
 
         A dying owner's unanswered ones go to its successor, as repetition does no harm.
@@ -116,21 +118,15 @@ class Settling:
 
         def answered(frame: Frame, data: bytes | memoryview) -> None:
             if frame.kind != Kind.ERROR:
-                _answer(waiting)
+                answer_calls(calls, request_ids)
                 return
             error = wire.decode_error(data[frame.start : frame.end])
             if isinstance(error, OwnerMoved) and attempts > 1:
-                self._ask(request, waiting, attempts - 1)
-                return
-            for connection, stream, _ in waiting:
-                connection.answer_error(stream, error)
+                self._ask(request, calls, request_ids, attempts - 1)
+            else:
+                refuse_calls(calls, error)
 
         self._session.request(Kind.ADMIN, request, 0, answered)
-
-
-def _answer(waiting: list[_Waiting]) -> None:
-    calls = [(connection, stream, 0) for connection, stream, _ in waiting]
-    answer_calls(calls, [request_id for _, _, request_id in waiting])
 
 
 def ranges_of(offsets: list[int]) -> bytes:

@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Final, Literal, NamedTuple
 
 from danube.core.batch.columns import BatchView
-from danube.core.batch.format import COMPRESSION_MASK, HEADER_BYTES, Flag, padded
+from danube.core.batch.format import COMPRESSION_MASK, HEADER_BYTES, Flag
 from danube.core.batch.row_mark import PREFIX
 from danube.errors import ProtocolError
 
@@ -53,9 +53,13 @@ _TOPIC_OFFSET: Final = b"\x28"
 _ENTRY_KEY: Final = b"\x0a"
 _ENTRY_VALUE: Final = b"\x12"
 
-_LAST: Final = tuple(bytes((number,)) for number in range(128))
+_SHORT_END: Final = 1 << 14
+_SHORT: Final = (  # the varints of one or two bytes
+    *(bytes((number,)) for number in range(128)),
+    *(bytes((number & 127 | 128, number >> 7)) for number in range(128, _SHORT_END)),
+)
 _MORE: Final = tuple(bytes((number | 128,)) for number in range(128))
-_LAST_TWO: Final = tuple(bytes((number & 127 | 128, number >> 7)) for number in range(1 << 14))
+_new: Final = tuple.__new__  # makes a named tuple without a call of a Python function
 _prefix = struct.Struct(">BI").pack
 _ends = struct.Struct("<ii").unpack_from
 _u64 = struct.Struct("<Q").unpack_from
@@ -63,15 +67,11 @@ _u64 = struct.Struct("<Q").unpack_from
 
 def varint(number: int) -> bytes:
     """Base-128 encoding of 0 .. 2**64 - 1, least significant group first."""
-    if number < 128:
-        return _LAST[number]
-    if number < 1 << 14:
-        return _LAST_TWO[number]
     encoded = b""
-    while number >= 1 << 14:
+    while number >= _SHORT_END:
         encoded += _MORE[number & 127]
         number >>= 7
-    return encoded + _LAST_TWO[number]
+    return encoded + _SHORT[number]
 
 
 def _sized(tag: bytes, data: bytes) -> bytes:
@@ -124,21 +124,22 @@ def _one_message(batch: BatchView, fields: bytes, place: bytes, offset: int) -> 
     Clients that wait for each answer make such batches; the columns' views would cost more than all the rest.
     """
     header, data = batch.header, batch.data
-    position = HEADER_BYTES + padded(header.name_size + header.origin_size)
-    number = varint(offset)
-    head = fields + _PLACE + varint(len(place) + len(number)) + place + number
+    position = HEADER_BYTES + (header.name_size + header.origin_size + 7 & ~7)  # as padded()
+    number = _SHORT[offset] if offset < _SHORT_END else varint(offset)
+    size = len(place) + len(number)
+    head = fields + _PLACE + (_SHORT[size] if size < _SHORT_END else varint(size)) + place + number
     if header.flags & _REQUEST_IDS:
         (request_id,) = _u64(data, position)
         position += 8
         if request_id:
-            head += _REQUEST_ID + varint(request_id)
+            head += _REQUEST_ID + (_SHORT[request_id] if request_id < _SHORT_END else varint(request_id))
     size = header.payload_bytes
     if position + 8 + size > len(data) or _ends(data, position) != (0, size):
         raise ProtocolError("offsets of a column do not ascend from 0 to its size")
     position += 8
     payload = bytes(data[position : position + size])
     if payload:
-        head += _PAYLOAD + varint(size)
+        head += _PAYLOAD + (_SHORT[size] if size < _SHORT_END else varint(size))
     return b"".join((_prefix(0, len(head) + size), head, payload))
 
 
@@ -154,8 +155,8 @@ def _constant(batch: BatchView, topic_name: str, producer_id: int) -> _Constant:
     if header.flags & _SCHEMA_VERSION_KNOWN:
         fields += _SCHEMA_VERSION + varint(header.schema_version)
     if not header.flags & _TIMES:
-        fields += _publish_time(header.publish_time_us)
-    return _Constant(fields, place)
+        fields += _publish_time_ms(header.publish_time_us // _US_PER_MS)
+    return _new(_Constant, (fields, place))
 
 
 @lru_cache(maxsize=4096)
@@ -171,11 +172,6 @@ def _named(names: bytes, name_size: int, topic_name: str, producer_id: int) -> _
     if origin:
         place += _sized(_BROKER_ADDR, origin)
     return _Constant(_sized(_PRODUCER_NAME, name) if name else b"", place + _TOPIC_OFFSET)
-
-
-def _publish_time(time_us: int) -> bytes:
-    """Stored microseconds as the field's milliseconds."""
-    return _publish_time_ms(time_us // _US_PER_MS)
 
 
 @lru_cache(maxsize=1024)

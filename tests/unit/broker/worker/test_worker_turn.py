@@ -42,7 +42,7 @@ def test_frames_that_a_full_ring_held_back_are_written_before_their_buffers_are_
     worker.loop = MagicMock()
     worker._turn_scheduled, worker._asked, worker._several_clients, worker._skip_yield = True, 1, False, 0
     worker.rings_due = True
-    worker._unused_turns, worker._blocked = 0, False
+    worker._unused_turns, worker._blocked, worker._begin = 0, False, worker._begin_turn
     worker.run_turn()
     for taken in ("take", "hand over"):
         assert order.index(taken) < order.index("write")
@@ -69,14 +69,11 @@ class Steps:
         worker.counters = MagicMock()
         worker.context = SimpleNamespace(workers=2)  # type: ignore[assignment]
         worker.loop = self.loop = MagicMock()
-        worker._turn_scheduled, worker._asked, worker._several_clients, worker._skip_yield = (
-            False,
-            0,
-            False,
-            0,
-        )
+        worker._turn_scheduled, worker._asked = False, 0
+        worker._several_clients, worker._skip_yield = False, 0
         worker.rings_due = True
         worker._unused_turns, worker._blocked, worker.flush_pending = 0, False, False
+        worker._begin = worker._begin_turn
 
     def _step(self, name: str, result: Any = None) -> Any:
         return lambda *_: self.during.get(name, lambda: None)() or result
@@ -237,9 +234,6 @@ def test_who_is_alone_is_served_at_once_and_several_wait_for_each_other(
     worker.run_turn()
     ask(1)
     assert len(turns) == 4
-    worker.context = SimpleNamespace(workers=1)  # type: ignore[assignment]
-    ask(5)
-    assert len(turns) == 5, "nobody else has a share of this"
 
 
 def test_a_connection_and_its_own_partition_are_not_several() -> None:

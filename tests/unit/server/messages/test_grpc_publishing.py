@@ -71,8 +71,7 @@ class Door:
         self.topic = self.bench.proposals.create(TOPIC)
         self.turns_asked = 0
         self.session = BrokerSession(self.bench.router, self._ask_turn)
-        state = self.bench.proposals.state
-        self.publishing = Publishing(self.session, self.bench.router, lambda: state.version)
+        self.publishing = Publishing(self.session, self.bench.router, cast(Any, self.bench.proposals))
         self.connection = Connection()
         self.number = 0
 

@@ -22,10 +22,6 @@ RAFT_SPEAKERS = (
 # (file prefix, word): why this one place may use it.
 ALLOWED: dict[tuple[str, str], str] = {
     ("danube/cli/records/consume.py", "sub"): "--sub-type is the flag of the upstream command line",
-    (
-        "danube/client/aio/waiting.py",
-        "msg",
-    ): "asyncio's tasks pass the reason of a cancellation under this name",
 }
 
 

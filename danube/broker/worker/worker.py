@@ -48,7 +48,7 @@ from danube.ipc.tail import TailReader, TailWriter
 from danube.limits import WRITE_BYTES_MAX
 from danube.schema.model import Checks, Compatibility
 from danube.wal.log.log import LogOptions
-from danube.wal.log.syncer import Syncer
+from danube.wal.log.syncer import LeftoverJob, Syncer
 from danube.wal.segments.descriptors import connections_allowed, descriptors, descriptors_allowed
 
 if TYPE_CHECKING:
@@ -395,6 +395,7 @@ class Worker:
         self.syncer.start()
         self.sealer.start()
         self.reserver.start()
+        self.sealer.submit(LeftoverJob(self.data_dir), _on_leftovers_synced)
         self.proposals.start()
         if self._mover is not None:
             self._mover.start()
@@ -468,3 +469,8 @@ class Worker:
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
         _log.info("worker stopped", worker=self.index)
+
+
+def _on_leftovers_synced(_: LeftoverJob, error: Exception | None) -> None:
+    if error is not None:
+        _log.warning("records of an earlier process may not be on disk yet", why=str(error))

@@ -147,6 +147,27 @@ class SealJob:
             descriptors.unpin(self.segment.file)
 
 
+class LeftoverJob:
+    """Syncs the whole file system once: what a process wrote that ended before its own sync.
+
+    A partition that was given to another broker meanwhile is not opened here again, so no other sync covers
+    the end of its log.
+    """
+
+    __slots__ = ("_directory",)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def run(self, synced: set[object] | None = None) -> None:
+        """Raise OSError if the file system cannot be synced."""
+        fd = files.open_directory(self._directory)
+        try:
+            files.syncfs(fd)
+        finally:
+            files.close(fd)
+
+
 TOGETHER_MIN: Final = 32
 
 

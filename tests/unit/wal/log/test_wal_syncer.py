@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from danube.errors import ClosedError, StorageFailed
 from danube.host import files
 from danube.wal.log import syncer as syncer_module
-from danube.wal.log.syncer import Syncer
+from danube.wal.log.syncer import LeftoverJob, Syncer
 from tests.unit.wal_samples import append, open_log, read_all
 
 
@@ -214,3 +215,33 @@ def test_a_file_whose_sync_failed_before_is_not_synced_by_that_call(
     assert [log.synced_end for log in logs] == [1, 0, 1] and logs[1].fenced
     for log in logs:
         log.close()
+
+
+def test_what_an_ended_process_left_unsynced_is_synced_at_once_for_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(files, "syncfs", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    loop = Loop()
+    syncer = Syncer(loop.posted.put)
+    syncer.start()
+    errors: list[Exception | None] = []
+    syncer.submit(LeftoverJob(tmp_path), lambda job, error: errors.append(error))
+    loop.run_one()
+    syncer.stop()
+    assert (synced, errors) == ([str(tmp_path)], [None])
+
+
+def test_a_file_system_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(files, "syncfs", refuse)
+    loop = Loop()
+    syncer = Syncer(loop.posted.put)
+    syncer.start()
+    errors: list[Exception | None] = []
+    syncer.submit(LeftoverJob(tmp_path), lambda job, error: errors.append(error))
+    loop.run_one()
+    syncer.stop()
+    assert isinstance(errors[0], OSError)

@@ -25,7 +25,9 @@ def test_an_idle_broker_of_two_workers_takes_little_memory(tmp_path: Path) -> No
     if not kernels.load().available:
         pytest.skip("no kernels here")
     arguments = ["--metrics-port", str(free_port())]
-    with BrokerProcess(tmp_path / "data", workers=2, arguments=arguments) as process:
+    # Imports may read this variable, so the broker is not forked from the tests and shares nothing with them.
+    alone = {"OF_ITS_OWN": "1"}
+    with BrokerProcess(tmp_path / "data", workers=2, arguments=arguments, environment=alone) as process:
         found = {name: proportional_bytes(pid) for name, pid in process.processes().items()}
     assert set(found) == {"supervisor", "worker-0", "worker-1", "metrics"}
     shown = {name: f"{size / MIB:.0f} MiB" for name, size in found.items()}

@@ -12,7 +12,6 @@ One socket of the blocking client: the bytes between it and its session.
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
@@ -25,6 +24,7 @@ from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 from danube.host import local_socket, tcp
+from danube.host.polling import READABLE, WRITABLE, make_poller
 from danube.host.telemetry import events
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 
@@ -41,7 +41,7 @@ class BlockingLink:
         self.session = session
         self.socket: socket.socket | None = None
         self.reason: DanubeError | None = None  # why there is none any more
-        self.poller = select.poll()  # tells when the socket has something
+        self.poller = make_poller()  # tells when the socket has something
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -58,8 +58,8 @@ class BlockingLink:
             sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
             tcp.tune(sock)
             sock.setblocking(False)
-            self.poller = select.poll()
-            self.poller.register(sock, select.POLLIN)
+            self.poller = make_poller()
+            self.poller.register(sock, READABLE)
         except BaseException as error:  # also a signal's
             if sock is not None:
                 sock.close()
@@ -84,7 +84,7 @@ class BlockingLink:
                 )
                 self.drop(silent, quietly=True)
                 raise silent
-            if _ready(self.socket, select.POLLIN, min(left_s, SHAKE_ROUND_S)):
+            if _ready(self.socket, READABLE, min(left_s, SHAKE_ROUND_S)):
                 self.read()
         self.flush()
 
@@ -190,12 +190,12 @@ class BlockingLink:
             try:
                 view = view[sock.send(view) :]
             except (BlockingIOError, InterruptedError):
-                if not _ready(sock, select.POLLOUT, SEND_STALL_S):
+                if not _ready(sock, WRITABLE, SEND_STALL_S):
                     raise TimeoutError(f"the broker took no bytes for {SEND_STALL_S:g} s") from None
 
 
 def _ready(sock: socket.socket, event: int, wait_s: float) -> bool:
-    poller = select.poll()
+    poller = make_poller()
     poller.register(sock, event)
     return bool(poller.poll(int(wait_s * 1000)))
 
@@ -482,9 +482,9 @@ def _sleep(
         [(link, _)] = watched.values()
         poller = link.poller
     else:
-        poller = select.poll()
+        poller = make_poller()
         for descriptor in watched:
-            poller.register(descriptor, select.POLLIN)
+            poller.register(descriptor, READABLE)
     return [descriptor for descriptor, _ in poller.poll(int(wait_s * 1000) + (wait_s > 0))]
 
 

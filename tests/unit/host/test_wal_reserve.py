@@ -112,7 +112,7 @@ def test_what_a_full_disk_took_can_be_sealed_on_it(
     assert disk.refused
     if stored:
         roll(log, b"producers of some length" * 50)
-        assert log.statistics()["sealed_segments"] == 1, "its footer has room"
+        assert sum(segment.sealed for segment in log._segments) == 1, "its footer has room"
         assert read_all(log)[0] == stored
     else:
         assert payload * 3 > size

@@ -364,7 +364,7 @@ def test_the_copy_begins_anew_with_what_the_engine_stored_and_a_full_disk_only_d
     log.apply(201, 1, entry(AllocateId(counter="/c")))
     with ClusterLog(tmp_path, "none") as reader:
         with monkeypatch.context() as full:
-            full.setattr(applied_log.log_file, "unlink", failing)
+            full.setattr(os, "rename", failing)
             log.stored(snapshot)
         assert path.stat().st_size > size, "it goes on"
         encode_state = log.freeze()

@@ -123,6 +123,18 @@ def syncfs(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def sync_file_system_of(directory: Path) -> None:
+    """Put everything written to the file system of a directory on disk.
+
+    Errors of earlier writes are not raised: the descriptor is younger than they are (see syncfs).
+    """
+    fd = open_directory(directory)
+    try:
+        syncfs(fd)
+    finally:
+        close(fd)
+
+
 def on_local_disk(fd: int) -> bool:
     """Whether the file lies on a file system of this machine, which cannot take a mapping's pages away."""
     status = ctypes.create_string_buffer(_STATFS_BYTES)

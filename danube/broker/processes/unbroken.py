@@ -90,11 +90,7 @@ def end(data_dir: Path) -> None:
     if known is None:
         return
     try:
-        directory = files.open_directory(data_dir)
-        try:
-            files.syncfs(directory)
-        finally:
-            files.close(directory)
+        files.sync_file_system_of(data_dir)
         _write(path, msgspec.structs.replace(known, clean=True))
     except OSError as error:
         _log.warning("the stop is not noted: the next start may leave offsets out", why=str(error))

@@ -161,11 +161,7 @@ class LeftoverJob:
 
     def run(self, synced: set[object] | None = None) -> None:
         """Raise OSError if the file system cannot be synced."""
-        fd = files.open_directory(self._directory)
-        try:
-            files.syncfs(fd)
-        finally:
-            files.close(fd)
+        files.sync_file_system_of(self._directory)
 
 
 TOGETHER_MIN: Final = 32

@@ -217,19 +217,25 @@ def test_a_file_whose_sync_failed_before_is_not_synced_by_that_call(
         log.close()
 
 
+def error_of_leftovers(directory: Path) -> Exception | None:
+    """Sync a file system in the thread, and return what the loop is told."""
+    loop = Loop()
+    syncer = Syncer(loop.posted.put)
+    syncer.start()
+    errors: list[Exception | None] = []
+    syncer.submit(LeftoverJob(directory), lambda job, error: errors.append(error))
+    loop.run_one()
+    syncer.stop()
+    [error] = errors
+    return error
+
+
 def test_what_an_ended_process_left_unsynced_is_synced_at_once_for_all_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
     monkeypatch.setattr(files, "syncfs", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
-    loop = Loop()
-    syncer = Syncer(loop.posted.put)
-    syncer.start()
-    errors: list[Exception | None] = []
-    syncer.submit(LeftoverJob(tmp_path), lambda job, error: errors.append(error))
-    loop.run_one()
-    syncer.stop()
-    assert (synced, errors) == ([str(tmp_path)], [None])
+    assert (error_of_leftovers(tmp_path), synced) == (None, [str(tmp_path)])
 
 
 def test_a_file_system_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +243,4 @@ def test_a_file_system_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch
         raise OSError(errno.EIO, "the disk is broken")
 
     monkeypatch.setattr(files, "syncfs", refuse)
-    loop = Loop()
-    syncer = Syncer(loop.posted.put)
-    syncer.start()
-    errors: list[Exception | None] = []
-    syncer.submit(LeftoverJob(tmp_path), lambda job, error: errors.append(error))
-    loop.run_one()
-    syncer.stop()
-    assert isinstance(errors[0], OSError)
+    assert isinstance(error_of_leftovers(tmp_path), OSError)

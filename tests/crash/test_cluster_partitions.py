@@ -59,7 +59,7 @@ def test_a_leader_that_is_cut_off_decides_nothing_and_follows_when_it_is_back(
         hosts.cut(place)
         cut_s = time.monotonic()
         record = log.propose(create("during"))
-        assert time.monotonic() - cut_s < 3.0, "a majority goes on"
+        assert time.monotonic() - cut_s < 6.0, "a majority goes on"
         with pytest.raises(Unavailable):
             cut_off.propose(create("minority"))
         with pytest.raises(Unavailable):

@@ -277,7 +277,7 @@ def test_workers_on_an_event_loop_sleep_wake_and_drain(start: Callable[..., Brok
     wait_until(lambda: all(one["forwarded_in"] > 100 for one in broker.counters()), "the ball flies")
     began = time.monotonic()
     assert broker.end()[0] == 0
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
 
 
 def test_a_killed_worker_is_replaced_within_a_second_and_the_other_goes_on(

@@ -299,9 +299,9 @@ def test_no_glob_takes_a_millisecond(pattern: str, size: int) -> None:
 
 
 def timed(key_filter: KeyFilter, key: bytes) -> float:
-    started = time.process_time()
+    started = time.thread_time()
     key_filter.passes(key)
-    return time.process_time() - started
+    return time.thread_time() - started
 
 
 def test_filters_beyond_the_limits_are_refused() -> None:

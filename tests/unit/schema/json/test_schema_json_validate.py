@@ -118,11 +118,11 @@ def test_eight_mebibytes_are_checked_in_linear_time() -> None:
     large = b"[" + b",".join([b'{"name": "x", "tags": [1, 2.5, null]}'] * 200_000) + b"]"
     spent = []
     for payload in (small, large):
-        started = time.process_time()
-        assert check(payload) is None
-        spent.append(time.process_time() - started)
+        started = time.thread_time()
+        with processor_time_within(5.0):
+            assert check(payload) is None
+        spent.append(time.thread_time() - started)
     assert spent[1] < 40 * spent[0] + 0.5
-    assert spent[1] < 5
 
 
 def test_distinct_items_and_large_enums_are_linear_too() -> None:

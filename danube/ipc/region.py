@@ -1,10 +1,9 @@
 """The one block of shared memory of a broker, made by the supervisor before it forks.
 
 The block is a memfd: it has no name that could be guessed or left behind, has mode 0600, and the kernel frees
-it with the last process that maps it, also after SIGKILL.  Its size is sealed.  A page takes memory from its
-first use on, as a page of the heap does; where the kernel refuses pages instead of overcommitting, all are
-reserved at the start, so that touching one never raises SIGBUS.  A memfd counts as the broker's memory (and
-its cgroup's), not against the mount size of /dev/shm.
+it with the last process that maps it, also after SIGKILL.  Every page is reserved before the first
+worker starts and the size is sealed, so that touching it can never raise SIGBUS.  A memfd counts as the
+broker's memory (and its cgroup's), not against the mount size of /dev/shm.
 
 The doorbells are made here too, because they must also exist before the fork.
 """
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from danube.errors import StorageFull, StorageIncompatible
-from danube.host.capacity import available_memory_bytes
 from danube.ipc.atomics import WORD_BYTES, Words
 from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, TAIL_WORDS_BYTES, Layout
 from danube.ipc.passage import Pair, close_pairs, open_pairs
@@ -28,7 +26,7 @@ from danube.limits import MIB
 MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
 _HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "tail_bytes", "region_bytes")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NEVER_OVERCOMMITS: Final = "2"  # vm.overcommit_memory
+_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 class Region:
@@ -53,7 +51,7 @@ class Region:
 
     @classmethod
     def create(cls, workers: int, ring_bytes: int = 0, tail_bytes: int = 0) -> Region:
-        """Map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
+        """Reserve and map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
 
         Raises StorageFull when the memory is not there, before anything else was started.
         """
@@ -62,9 +60,7 @@ class Region:
         descriptor = os.memfd_create("danube-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, 0o600)
-            os.ftruncate(descriptor, layout.region_bytes)
-            if _read("/proc/sys/vm/overcommit_memory").strip() == _NEVER_OVERCOMMITS:
-                os.posix_fallocate(descriptor, 0, layout.region_bytes)
+            os.posix_fallocate(descriptor, 0, layout.region_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             mapped = mmap.mmap(descriptor, layout.region_bytes)
         except OSError as error:
@@ -136,6 +132,19 @@ class Region:
     def _incarnation_words(self, worker: int) -> Words:
         return self.words(self.layout.incarnation_position(worker), WORD_BYTES)
 
+    def populate(self, worker: int) -> None:
+        """Map the pages that ``worker`` writes now instead of one fault at a time; best effort."""
+        layout = self.layout
+        parts = [(layout.tail_position(worker), TAIL_WORDS_BYTES + layout.tail_bytes)]
+        if layout.workers > 1:
+            rings = (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)
+            parts.append((layout.rings_position + worker * rings, rings))
+        for start, size in parts:
+            try:
+                self._map.madvise(_POPULATE_WRITE, start, size)
+            except OSError:
+                return
+
     def close(self) -> None:
         """Close the descriptors.  The mapping itself goes with the last view of it."""
         for bell in self.bells:
@@ -166,6 +175,38 @@ def _no_memory(size: int, why: str) -> StorageFull:
         hint="start fewer workers (--workers), or give the machine or container more memory",
         size=size,
     )
+
+
+def available_memory_bytes() -> int | None:
+    """Return the memory that can still be allocated, by the machine and by the cgroups of this process."""
+    amounts = [amount for amount in (_machine_available(), *_cgroup_available()) if amount is not None]
+    return min(amounts, default=None)
+
+
+def _machine_available() -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> list[int]:
+    """Limit minus use, for each cgroup (v2, or the v1 memory controller) from this process's own up."""
+    amounts: list[int] = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            root, limit, used = "/sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit, used = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        place = Path(name.strip("/"))
+        for folder in (place, *place.parents):
+            texts = _read(f"{root}/{folder}/{limit}").strip(), _read(f"{root}/{folder}/{used}").strip()
+            if all(text.isdigit() for text in texts):
+                amounts.append(max(0, int(texts[0]) - int(texts[1])))
+    return amounts
 
 
 def _read(path: str) -> str:

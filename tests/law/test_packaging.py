@@ -32,12 +32,21 @@ def metadata() -> dict[str, object]:
     return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
 
 
-def test_versions_agree() -> None:
-    assert metadata()["version"] == danube.__version__
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" not in metadata() and metadata()["dynamic"] == ["version"]
 
 
-def test_python_is_new_enough() -> None:
-    assert (3, 11) <= sys.version_info[:2] < (3, 14)
+def test_a_later_python_is_not_refused() -> None:
+    assert metadata()["requires-python"] == ">=3.11"
+
+
+def test_what_is_needed_has_a_range() -> None:
+    """Extras for developers may be without an end."""
+    extras: dict[str, list[str]] = dict(metadata()["optional-dependencies"])  # type: ignore[call-overload]
+    needed = list(metadata()["dependencies"])  # type: ignore[call-overload]
+    needed += [one for name, listed in extras.items() if name != "dev" for one in listed]
+    open_ended = [one for one in needed if "<" not in one and not one.startswith("danube-broker[")]
+    assert open_ended == []
 
 
 @pytest.mark.slow
@@ -45,7 +54,7 @@ def test_the_wheel_holds_the_product_and_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     # Built from a copy: a build leaves files behind.
     copy = tmp_path / "tree"
-    listed = ["pyproject.toml", "setup.cfg", "README.md", "LICENSE"]
+    listed = ["pyproject.toml", "setup.cfg", "README.md", "LICENSE", "NOTICE"]
     copy.mkdir()
     for name in listed:
         (copy / name).write_bytes((ROOT / name).read_bytes())
@@ -57,6 +66,7 @@ def test_the_wheel_holds_the_product_and_nothing_else(tmp_path: Path) -> None:
     subprocess.run([*command, "--wheel-dir", str(tmp_path), str(copy)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
+    assert wheel.name == f"danube_broker-{danube.__version__}-py3-none-any.whl"
     assert "danube/py.typed" in names
     python_files = {path.relative_to(ROOT).as_posix() for path in PRODUCT.rglob("*.py")}
     assert python_files <= names

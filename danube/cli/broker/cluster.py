@@ -22,6 +22,9 @@ COLUMNS = ("node_id", "address", "role", "reached")
 COMMANDS = {
     "adopt": Entry("danube.cli.broker.adopt:adopt", "Make a broker of one host the first member."),
     "recover": Entry("danube.cli.broker.recover:recover", "Recover after the loss of most journals."),
+    "install-engine": Entry(
+        "danube.cli.broker.engine:install_engine", "Install raftos, which a cluster over Raft needs."
+    ),
 }
 
 _data_dir_option = click.option(

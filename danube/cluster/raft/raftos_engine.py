@@ -24,6 +24,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,15 +64,20 @@ from danube.errors import (
 from danube.limits import RAFT_ENTRY_BYTES_MAX, RAFT_JOURNAL_BYTES
 
 logging.getLogger("raftos").setLevel(logging.ERROR)  # it warns that it cannot encrypt; it is not to
+MISSING, ORIGIN = "", "raftos"
 try:
-    from raftos.state import Candidate, Follower, Leader, State
+    if find_spec("danube.bundled") is not None:  # a wheel has it, unchanged (scripts/wheel)
+        from danube.bundled.raftos.state import Candidate, Follower, Leader, State
+
+        ORIGIN = "the raftos of this wheel"
+    else:
+        from raftos.state import Candidate, Follower, Leader, State
 except ImportError as missing:
     MISSING = str(missing)
     Candidate = Follower = Leader = State = object
-else:
-    MISSING = ""
 
-INSTALL: Final = "python -m pip install --no-deps raftos==0.2.6"
+INSTALL: Final = "danube cluster install-engine"
+INSTALL_BUNDLED: Final = "python -m pip install 'danube-broker[cluster]'"
 HEARTBEATS_MISSED_MAX: Final = 5  # then a leader without a majority steps down, and followers elect
 ELECTION_SPREAD: Final = 2  # an election is over in a few ms, so even the shortest spread keeps two apart
 
@@ -485,5 +491,5 @@ def check_installed() -> None:
         raise ConfigInvalid(
             "a cluster needs raftos 0.2.6, which cannot be imported",
             why=MISSING,
-            hint=f"{INSTALL} (its own requirements cannot be met any more, and are not needed but msgpack)",
+            hint=INSTALL_BUNDLED if find_spec("danube.bundled") is not None else INSTALL,
         )

@@ -617,7 +617,7 @@ def test_without_raftos_the_error_names_the_command() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert INSTALL in said.stdout and said.stderr == ""
-    assert INSTALL == "python -m pip install --no-deps raftos==0.2.6"
+    assert INSTALL == "danube cluster install-engine"
 
 
 def test_importing_it_says_nothing_and_needs_no_cryptography() -> None:

@@ -1,0 +1,47 @@
+"""From a wheel in an empty environment to a consumed record, as scripts/install-check does it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NO_INDEX = 3
+# Of the files of raftos 0.2.6 that a wheel holds: names and contents together.
+RAFTOS_DIGEST = "7efadadaea7d8067257501e56f22ac509429cdd5c01637f794c5376038304d8e"
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DANUBE_PYTHON": sys.executable, "DANUBE_INSTALL_S": "400"}
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
+
+
+def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
+    """The bundled engine is what its authors released, byte for byte."""
+    built = run("scripts/wheel", str(tmp_path))
+    if "cannot be fetched from the package index" in built.stderr:
+        pytest.skip("no package index can be reached")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = sorted(name for name in files.namelist() if name.startswith("danube/bundled/raftos/"))
+        digest = hashlib.sha256()
+        for name in names:
+            digest.update(name.rpartition("/")[2].encode() + b"\0" + files.read(name) + b"\0")
+        assert any(name.endswith("licenses/NOTICE") for name in files.namelist())
+    assert "danube/bundled/raftos/LICENSE" in names and len(names) == 13
+    assert digest.hexdigest() == RAFTOS_DIGEST
+    done = run("scripts/install-check", str(wheel))
+    if done.returncode == NO_INDEX:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr + done.stdout
+    print(done.stderr)

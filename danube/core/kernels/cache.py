@@ -15,6 +15,7 @@ start compiles again.
 
 The folders are tried in order: NUMBA_CACHE_DIR alone where it is set; else the one beside the sources, which
 an image may have filled and mounted read-only, the user's cache folder, and a private temporary one.
+Every user that reaches a folder may read its files: root installs and compiles, another user runs the broker.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _DIGEST_BYTES: Final = 32
 _HEAD_START: Final = 36
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _PRIVATE: Final = stat.S_IRWXU
+_AS_SOURCES: Final = 0o755
+_READABLE: Final = 0o644
 # Constants of these are compiled into kernels as well.
 _SOURCES_BESIDE: Final = ("../batch/format.py", "../http2/frames.py", "../../limits.py")
 
@@ -153,7 +156,7 @@ def _read(folder: str, name: str) -> bytes | None:
 
 def _write(folder: str, name: str, content: bytes) -> bool:
     try:
-        os.makedirs(folder, mode=_PRIVATE, exist_ok=True)
+        os.makedirs(folder, mode=_AS_SOURCES if folder.startswith(_HERE) else _PRIVATE, exist_ok=True)
         if not _trusted(os.lstat(folder).st_uid):
             return False  # another user made it, in a folder open to all
         descriptor, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=folder)
@@ -162,6 +165,7 @@ def _write(folder: str, name: str, content: bytes) -> bool:
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
+            os.fchmod(descriptor, _READABLE)
         os.replace(temporary, os.path.join(folder, name))
     except OSError:
         _remove(temporary)

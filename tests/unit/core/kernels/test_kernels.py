@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -394,6 +395,18 @@ def test_folders_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert cache.folders() == [beside]
     monkeypatch.setenv("NUMBA_CACHE_DIR", "/chosen")
     assert cache.folders() == ["/chosen/danube"]
+
+
+def test_kernels_beside_the_code_can_be_read_by_all_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_HERE", str(tmp_path))
+    beside, elsewhere = tmp_path / "__pycache__", tmp_path.parent / "private"
+    for folder in (beside, elsewhere):
+        assert cache._write(str(folder), "k.kernels", CONTENT)
+    assert stat.S_IMODE((beside / "k.kernels").stat().st_mode) == 0o644
+    assert stat.S_IMODE(beside.stat().st_mode) & 0o055 == 0o055
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
 
 
 def test_code_of_another_user_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

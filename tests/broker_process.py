@@ -80,6 +80,20 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def group_of(leader: int) -> list[int]:
+    """Ids of the living processes of a group but its leader.
+
+    The kernel may leave children out of a list while one of them ends, so a kill asks for the group as well.
+    """
+    found: list[int] = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group = place.read_text().rsplit(")", 1)[1].split()[:3]
+            if int(group) == leader and state not in "ZX" and int(place.parent.name) != leader:
+                found.append(int(place.parent.name))
+    return found
+
+
 def alive(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
     try:
@@ -261,7 +275,7 @@ class BrokerProcess:
         """SIGKILL to every process of the broker at once; leaves nothing running."""
         if self._process is None:
             return
-        pids = self._own_pids()
+        pids = [self._process.pid, *sorted({*self._own_pids()[1:], *group_of(self._process.pid)})]
         fork_server.note_killed(pids[1:])
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)

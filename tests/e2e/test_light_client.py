@@ -14,7 +14,7 @@ from tests.broker_process import ROOT, BrokerProcess
 
 # What other systems lack, and the libraries of a broker, are taken away before the client is imported.
 PROGRAM = """
-import asyncio, os, select, signal, socket, subprocess, sys
+import asyncio, os, select, shutil, signal, socket, subprocess, sys
 
 system, url, topic = sys.argv[1:]
 for name in (

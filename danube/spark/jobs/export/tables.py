@@ -129,15 +129,16 @@ class IcebergTable:
     def __init__(self, state: ExportState, name: str, catalog: str, library: Any) -> None:
         self._state = state
         self._identifier = name
-        root = state.table.parent
-        uri = catalog or f"sqlite:///{root / 'catalog.db'}"
-        self._catalog = library.SqlCatalog("danube", uri=uri, warehouse=f"file://{root}")
+        self._root = state.table.parent
+        self._uri = catalog or f"sqlite:///{self._root / 'catalog.db'}"
+        self._library = library
 
     def commit(self, plan: RoundPlan, written: Sequence[Exported], shape: pa.Schema) -> None:
+        catalog = self._library.SqlCatalog("danube", uri=self._uri, warehouse=f"file://{self._root}")
         try:
-            self._commit(self._table(shape), plan, written)
+            self._commit(self._table(catalog, shape), plan, written)
         finally:
-            self._catalog.close()
+            catalog.close()
 
     def _commit(self, table: Any, plan: RoundPlan, written: Sequence[Exported]) -> None:
         known = {
@@ -152,10 +153,9 @@ class IcebergTable:
                 paths = [f"file://{path}" for path in moved[first : first + _ICEBERG_FILES_MAX]]
                 table.add_files(paths, snapshot_properties={_COMMIT: word})
 
-    def _table(self, shape: pa.Schema) -> Any:
-        namespace = self._identifier.partition(".")[0]
-        self._catalog.create_namespace_if_not_exists(namespace)
-        table = self._catalog.create_table_if_not_exists(
+    def _table(self, catalog: Any, shape: pa.Schema) -> Any:
+        catalog.create_namespace_if_not_exists(self._identifier.partition(".")[0])
+        table = catalog.create_table_if_not_exists(
             self._identifier, schema=shape, location=f"file://{self._state.table}"
         )
         with table.update_schema() as update:

@@ -1,6 +1,6 @@
 """Compiling kernels beside a broker that serves already, and handing them to its processes.
 
-Where the disk has no kernels for this machine, workers begin with the twins.  One process, at the lowest
+Where the disk has no kernels for this machine, workers begin with the twins.  One process, at a low
 priority, compiles them for this start and later ones, and puts them into memory that all processes share.
 Each process goes over to them between two turns of its loop.
 
@@ -21,7 +21,9 @@ from danube.host import telemetry
 from danube.host.clock import monotonic_ns
 
 _SIZE_BYTES: Final = 8
-_LOWEST_PRIORITY: Final = 19
+# Twins keep busy workers busier.  At the lowest priority the compiler would get no time from them, so they
+# would never get kernels; with this it has a quarter of a core that one of them wants all of.
+_LOW_PRIORITY: Final = 5
 _KEPT, _NOT_KEPT = 0, 3  # exit statuses of the process
 
 _log = telemetry.events("broker.kernels")
@@ -44,7 +46,7 @@ class KernelCompiler:
         def run() -> int:
             become_child()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.nice(_LOWEST_PRIORITY)
+            os.nice(_LOW_PRIORITY)
             content, warning = kernels.compile_kept()
             self._publish(content)
             return _NOT_KEPT if warning else _KEPT

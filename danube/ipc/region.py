@@ -1,9 +1,10 @@
 """The one block of shared memory of a broker, made by the supervisor before it forks.
 
 The block is a memfd: it has no name that could be guessed or left behind, has mode 0600, and the kernel frees
-it with the last process that maps it, also after SIGKILL.  Every page is reserved before the first
-worker starts and the size is sealed, so that touching it can never raise SIGBUS.  A memfd counts as the
-broker's memory (and its cgroup's), not against the mount size of /dev/shm.
+it with the last process that maps it, also after SIGKILL.  Its size is sealed.  A page takes memory from its
+first use on, as a page of the heap does; where the kernel refuses pages instead of overcommitting, all are
+reserved at the start, so that touching one never raises SIGBUS.  A memfd counts as the broker's memory (and
+its cgroup's), not against the mount size of /dev/shm.
 
 The doorbells are made here too, because they must also exist before the fork.
 """
@@ -26,7 +27,7 @@ from danube.limits import MIB
 MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
 _HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "tail_bytes", "region_bytes")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_POPULATE_WRITE: Final = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_NEVER_OVERCOMMITS: Final = "2"  # vm.overcommit_memory
 
 
 class Region:
@@ -51,7 +52,7 @@ class Region:
 
     @classmethod
     def create(cls, workers: int, ring_bytes: int = 0, tail_bytes: int = 0) -> Region:
-        """Reserve and map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
+        """Map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
 
         Raises StorageFull when the memory is not there, before anything else was started.
         """
@@ -60,7 +61,9 @@ class Region:
         descriptor = os.memfd_create("danube-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, 0o600)
-            os.posix_fallocate(descriptor, 0, layout.region_bytes)
+            os.ftruncate(descriptor, layout.region_bytes)
+            if _read("/proc/sys/vm/overcommit_memory").strip() == _NEVER_OVERCOMMITS:
+                os.posix_fallocate(descriptor, 0, layout.region_bytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             mapped = mmap.mmap(descriptor, layout.region_bytes)
         except OSError as error:
@@ -131,19 +134,6 @@ class Region:
 
     def _incarnation_words(self, worker: int) -> Words:
         return self.words(self.layout.incarnation_position(worker), WORD_BYTES)
-
-    def populate(self, worker: int) -> None:
-        """Map the pages that ``worker`` writes now instead of one fault at a time; best effort."""
-        layout = self.layout
-        parts = [(layout.tail_position(worker), TAIL_WORDS_BYTES + layout.tail_bytes)]
-        if layout.workers > 1:
-            rings = (layout.workers - 1) * (RING_WORDS_BYTES + layout.ring_bytes)
-            parts.append((layout.rings_position + worker * rings, rings))
-        for start, size in parts:
-            try:
-                self._map.madvise(_POPULATE_WRITE, start, size)
-            except OSError:
-                return
 
     def close(self) -> None:
         """Close the descriptors.  The mapping itself goes with the last view of it."""

@@ -11,7 +11,7 @@ from danube.core import kernels
 from tests.broker_process import BrokerProcess, free_port
 
 MIB = 1024 * 1024
-IDLE_BYTES_MAX = 235 * MIB  # 221 alone on a host, as shared libraries count in full there; 200 is the aim
+IDLE_BYTES_MAX = 165 * MIB  # 148 alone on a host, as shared libraries count in full there
 
 
 def proportional_bytes(pid: int) -> int:

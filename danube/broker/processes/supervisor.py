@@ -1,7 +1,7 @@
 """The supervisor: makes what workers share, forks them, watches them and replaces them.
 
 It imports nothing that starts a thread and serves no client.  Order of a start: lock the data directory,
-load the kernels (so that all workers share their code), reserve the shared memory, open the sockets,
+load the kernels (so that all workers share their code), map the shared memory, open the sockets,
 number the workers on disk, fork.  Where there are no kernels yet, they are compiled beside the workers
 (danube.broker.processes.compiler).  Order of a replacement: the old process is killed and **reaped**, a
 new incarnation is on disk, the peers are told, and only then is the new one forked.  So at any time at
@@ -365,7 +365,6 @@ class Supervisor:
     def _be_worker(self, worker: _Worker) -> int | None:
         """In the child: set up what differs from the supervisor and run the worker."""
         drain = self._become_child(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
-        self._region.populate(worker.index)
         context = WorkerContext(
             worker=worker.index,
             workers=self._count,

@@ -1,4 +1,4 @@
-"""The region: its arithmetic, its reservation, what it leaves behind, its words and counters."""
+"""The region: its arithmetic, its memory, what it leaves behind, its words and counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from danube.ipc.atomics import WORD_MASK, Words
 from danube.ipc.counters import Counter, Counters, State, snapshot
 from danube.ipc.layout import COUNTER_BLOCK_BYTES, LINE_BYTES, PAGE_BYTES, Layout
 from danube.ipc.region import Region
-from danube.limits import BATCH_BYTES_MAX, GIB, RING_BYTES, TAIL_BYTES, WORKERS_MAX
+from danube.limits import BATCH_BYTES_MAX, GIB, KIB, RING_BYTES, TAIL_BYTES, WORKERS_MAX
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 17, WORKERS_MAX])
@@ -57,18 +57,26 @@ def test_a_ring_size_that_cannot_be_masked_is_refused() -> None:
         Layout.plan(2, ring_bytes=5000)
 
 
-def test_the_memory_is_reserved_private_sealed_and_nameless() -> None:
-    made = Region.create(2, ring_bytes=65536, tail_bytes=65536)
+def test_the_memory_is_private_sealed_and_nameless_and_taken_as_it_is_used() -> None:
+    made = Region.create(2)
     status = os.stat(made.path)
     assert stat.S_IMODE(status.st_mode) == 0o600
-    assert status.st_blocks * 512 >= made.layout.region_bytes, "every page exists"
+    assert status.st_blocks * 512 <= 64 * KIB < made.layout.region_bytes
     with pytest.raises(PermissionError):
         os.truncate(made.path, 4096)
     assert os.readlink(made.path).startswith("/memfd:") and status.st_nlink == 0
     made.close()
 
 
-def test_too_little_memory_is_refused_before_anything_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_pages_are_reserved_where_the_kernel_does_not_overcommit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region, "available_memory_bytes", lambda: None)
+    monkeypatch.setattr(region, "_read", lambda path: "2\n" if path.endswith("overcommit_memory") else "")
+    made = Region.create(2, ring_bytes=65536, tail_bytes=65536)
+    assert os.stat(made.path).st_blocks * 512 >= made.layout.region_bytes
+    made.close()
+
+
+def test_too_little_memory_is_refused_before_anything_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "available_memory_bytes", lambda: 1 << 20)
     descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(StorageFull) as caught:
@@ -77,7 +85,7 @@ def test_too_little_memory_is_refused_before_anything_is_reserved(monkeypatch: p
     assert os.listdir("/proc/self/fd") == descriptors
 
 
-def test_a_reservation_that_the_kernel_refuses_is_a_clear_error() -> None:
+def test_a_size_that_the_kernel_refuses_is_a_clear_error() -> None:
     """In a child, because the limit cannot be raised again."""
     child = os.fork()
     if child == 0:

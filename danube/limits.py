@@ -109,6 +109,9 @@ RAFT_MEMBERS_MAX = 64
 RING_BYTES = 16 * MIB
 TAIL_BYTES = 32 * MIB
 WORKERS_MAX = 64
+WORKER_MEMORY_BYTES = (
+    384 * MIB
+)  # of a limit of memory, so many for each worker: its tail, rings, heap and page cache
 
 # Log
 SEGMENT_BYTES = 256 * MIB

@@ -9,7 +9,6 @@ them at once, with file and line.  ``docs/danube.yml`` lists every key.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -42,6 +41,7 @@ from danube.config.sections import (
 from danube.core.partition.policy import Durability, TopicPolicy
 from danube.errors import ConfigInvalid, InvalidArgument
 from danube.host import local_socket
+from danube.host.capacity import workers_wanted
 from danube.host.files import user_directory
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
@@ -61,7 +61,7 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Configuration of a broker.  ``workers`` 0 means one per usable core."""
+    """Configuration of a broker.  ``workers`` 0 means as many as suit this host."""
 
     workers: int = declare(
         0, "workers", parse_workers, show=lambda n: str(n) if n else "auto", least=0, most=limits.WORKERS_MAX
@@ -86,8 +86,8 @@ class BrokerConfig:
 
     @property
     def worker_count(self) -> int:
-        """Number of workers to start: as configured, else one per usable core."""
-        return self.workers or usable_cores()
+        """Number of workers to start: as configured, else as many as suit this host."""
+        return self.workers or int(workers_wanted().value)
 
     @property
     def local_socket(self) -> bool:
@@ -138,24 +138,6 @@ class _Given:
     key: str
     text: str
     origin: str
-
-
-def cpu_quota() -> float | None:
-    """Processors' time that this process's cgroup (v2) may use at most, in cores; None without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None  # no cgroup v2 here
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, cut by a cgroup v2 CPU quota, at most WORKERS_MAX."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota()
-    if quota is not None:
-        cores = min(cores, max(1, math.ceil(quota)))
-    return max(1, min(cores, limits.WORKERS_MAX))
 
 
 def settings() -> dict[str, Setting]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.errors import StorageFull, StorageIncompatible
+from danube.host.capacity import available_memory_bytes
 from danube.ipc.atomics import WORD_BYTES, Words
 from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, TAIL_WORDS_BYTES, Layout
 from danube.ipc.passage import Pair, close_pairs, open_pairs
@@ -165,38 +166,6 @@ def _no_memory(size: int, why: str) -> StorageFull:
         hint="start fewer workers (--workers), or give the machine or container more memory",
         size=size,
     )
-
-
-def available_memory_bytes() -> int | None:
-    """Return the memory that can still be allocated, by the machine and by the cgroups of this process."""
-    amounts = [amount for amount in (_machine_available(), *_cgroup_available()) if amount is not None]
-    return min(amounts, default=None)
-
-
-def _machine_available() -> int | None:
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_available() -> list[int]:
-    """Limit minus use, for each cgroup (v2, or the v1 memory controller) from this process's own up."""
-    amounts: list[int] = []
-    for line in _read("/proc/self/cgroup").splitlines():
-        _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            root, limit, used = "/sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit, used = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        place = Path(name.strip("/"))
-        for folder in (place, *place.parents):
-            texts = _read(f"{root}/{folder}/{limit}").strip(), _read(f"{root}/{folder}/{used}").strip()
-            if all(text.isdigit() for text in texts):
-                amounts.append(max(0, int(texts[0]) - int(texts[1])))
-    return amounts
 
 
 def _read(path: str) -> str:

@@ -10,27 +10,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from danube.config.loading import usable_cores
 from danube.core.placement.load_report import LoadReport
 from danube.host import clock
+from danube.host.capacity import ROOT, usable_cores, used_memory_share
 from danube.ipc.counters import Counter, snapshot
 
 if TYPE_CHECKING:
     from danube.ipc.region import Region
 
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_PROC: Final = Path("/proc")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 class LoadSource:
     """Source of load reports; the first report's rates count from when it was made."""
 
-    def __init__(self, region: Region, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> None:
+    def __init__(self, region: Region, *, root: Path = ROOT) -> None:
         self._region = region
-        self._proc = proc
-        self._cgroup = cgroup
-        self._cores = usable_cores()
+        self._root = root
+        self._cores = usable_cores(root).value
         self._at_ns = clock.monotonic_ns()
         self._cpu_by_pid: dict[int, int] = {}
         self._bytes, self._records = self._totals(snapshot(region))
@@ -46,7 +43,7 @@ class LoadSource:
         busy_ns = self._busy_ns(one[Counter.PID.name.lower()] for one in counters)
         return LoadReport(
             cpu=round(min(1.0, busy_ns / 1e9 / seconds / self._cores), 3),
-            memory=round(self._memory(), 3),
+            memory=round(used_memory_share(self._root), 3),
             bytes_per_s=round(max(0.0, moved_bytes / seconds), 1),
             records_per_s=round(max(0.0, moved_records / seconds), 1),
             backlog_records=sum(one["backlog_records"] for one in counters),
@@ -73,22 +70,8 @@ class LoadSource:
 
     def _cpu_ns(self, pid: int) -> int:
         try:
-            words = (self._proc / str(pid) / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
+            text = (self._root / "proc" / str(pid) / "stat").read_text("ascii", "replace")
+            words = text.rpartition(")")[2].split()
             return (int(words[11]) + int(words[12])) * _TICK_NS  # utime, stime
         except (OSError, ValueError, IndexError):
             return 0
-
-    def _memory(self) -> float:
-        """Return the used share of the memory of this host or its control group."""
-        try:
-            limit = int((self._cgroup / "memory.max").read_text("ascii"))  # ValueError: "max"
-            used = int((self._cgroup / "memory.current").read_text("ascii"))
-            return min(1.0, used / limit)
-        except (OSError, ValueError, ZeroDivisionError):
-            pass
-        try:
-            lines = (self._proc / "meminfo").read_text("ascii").splitlines()
-            sizes = {name: int(rest.split()[0]) for name, _, rest in (one.partition(":") for one in lines)}
-            return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
-        except (OSError, ValueError, LookupError, ZeroDivisionError):
-            return 0.0

@@ -45,15 +45,17 @@ from danube.broker.processes.listeners import address_text, addresses, close_lis
 from danube.broker.processes.process import STABLE_NS, restart_delay_ns
 from danube.broker.processes.refusal import Refusal
 from danube.broker.processes.side_process import SideProcess
-from danube.config.loading import Started, usable_cores
+from danube.config.loading import Started
 from danube.config.sections import NO_PORT
 from danube.errors import Damage, DanubeError, StorageFailed, Unavailable, exit_code_of
 from danube.host import telemetry
+from danube.host.capacity import Amount, workers_wanted
 from danube.host.clock import monotonic_ns, wall_us
 from danube.ipc import atomics
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
 from danube.ipc.region import Region
+from danube.limits import MIB
 
 
 class ServiceNotifier:
@@ -151,7 +153,8 @@ class Supervisor:
         self._metrics: SideProcess | None = None
         self._compiler: KernelCompiler | None = None  # None where kernels are there, or never will be
         self._metrics_address = ""
-        self._count = settings.workers or usable_cores()
+        self._wanted = Amount(settings.workers, "as configured") if settings.workers else workers_wanted()
+        self._count = int(self._wanted.value)
         self._started_at_us = wall_us()
         self._notifier = ServiceNotifier.from_environment(os.environ)
         self._stop_signals = 0
@@ -206,6 +209,8 @@ class Supervisor:
         ports = {"native": settings.native_port, **settings.extra_ports}
         self._listeners = open_listeners(settings.host, ports, self._count, settings.local_socket)
         self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
+        shared_mib_max = self._region.layout.region_bytes // MIB
+        _log.info("workers chosen", workers=self._count, by=self._wanted.whose, shared_mib_max=shared_mib_max)
         self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._workers = [_Worker(index, self._region) for index in range(self._count)]
         if self._mover_main is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Start a broker on this host.")
-@click.option("--workers", metavar="auto|N", help="Worker processes; auto: one per usable core.")
+@click.option("--workers", metavar="auto|N", help="Worker processes; auto: by cores and memory.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Where logs and metadata live.")
 @click.option("--host", help="Address to listen on; loopback by default.")
 @click.option(

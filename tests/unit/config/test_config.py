@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from danube.config.quantities import format_duration, format_size, parse_duratio
 from danube.core.batch.payloads import larger_record_hint
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import ConfigInvalid, exit_code_of
+from danube.host.capacity import workers_wanted
 from danube.limits import MIB, RECORD_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -222,27 +222,7 @@ def test_the_default_policy_holds_for_both_delivery_modes() -> None:
 
 def test_workers_follow_the_usable_cores_unless_told() -> None:
     assert BrokerConfig(workers=7).worker_count == 7
-    assert BrokerConfig().worker_count == config.usable_cores() >= 1
-
-
-@pytest.mark.parametrize(
-    ("text", "quota", "cores"),
-    [("max 100000", None, 8), ("150000 100000", 1.5, 2), ("20000 100000", 0.2, 1), ("?", None, 8)],
-)
-def test_a_quota_of_the_cgroup_is_respected(
-    monkeypatch: pytest.MonkeyPatch, text: str, quota: float | None, cores: int
-) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda path, encoding: text)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert config.cpu_quota() == quota and config.usable_cores() == cores
-
-
-def test_where_there_is_no_cgroup_there_is_no_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(path: Path, encoding: str) -> str:
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(Path, "read_text", absent)
-    assert config.cpu_quota() is None
+    assert BrokerConfig().worker_count == workers_wanted().value >= 1
 
 
 @pytest.mark.parametrize(

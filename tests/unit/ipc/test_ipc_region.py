@@ -102,19 +102,6 @@ def test_a_size_that_the_kernel_refuses_is_a_clear_error() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_the_cgroups_around_this_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "/proc/meminfo": "MemTotal: 9999999 kB\nMemAvailable:    8000000 kB\n",
-        "/proc/self/cgroup": "0::/outer/inner\n",
-        "/sys/fs/cgroup/outer/inner/memory.max": "max\n",
-        "/sys/fs/cgroup/outer/inner/memory.current": "5\n",
-        "/sys/fs/cgroup/outer/memory.max": "1000000\n",
-        "/sys/fs/cgroup/outer/memory.current": "400000\n",
-    }
-    monkeypatch.setattr(region, "_read", lambda path: texts.get(str(Path(path)), ""))
-    assert region.available_memory_bytes() == 600_000
-
-
 def test_a_status_program_reads_the_counters_of_a_running_broker() -> None:
     made = Region.create(2, ring_bytes=4096, tail_bytes=4096)
     Counters(made, 1).add(Counter.RECORDS_IN, 41)

@@ -30,6 +30,7 @@ from danube.core.metadata.outcomes import outcome_of
 from danube.core.placement.load_report import LoadReport, report_of, storage_shared
 from danube.errors import CallerError, NotFound, Unavailable
 from danube.host import clock
+from danube.host.capacity import Amount
 from danube.ipc.counters import Counter, Counters
 from danube.ipc.region import Region
 from tests.unit.cluster_site import SECOND_US, Site
@@ -276,20 +277,20 @@ def test_load_is_what_the_counters_and_the_kernel_say(
 ) -> None:
     now = [0]
     monkeypatch.setattr("danube.broker.clustered.load_source.clock.monotonic_ns", lambda: now[0])
-    monkeypatch.setattr("danube.broker.clustered.load_source.usable_cores", lambda: 2)
+    monkeypatch.setattr("danube.broker.clustered.load_source.usable_cores", lambda root: Amount(2, ""))
     region = Region.create(2, 4096, 16 << 20)
     try:
         counters = [Counters(region, worker) for worker in range(2)]
-        (tmp_path / "41").mkdir()
+        (tmp_path / "proc" / "41").mkdir(parents=True)
 
         def used(ticks: int) -> None:
-            (tmp_path / "41" / "stat").write_text(f"41 (a) b) S {'0 ' * 10}{ticks} {ticks} 0 0")
+            (tmp_path / "proc" / "41" / "stat").write_text(f"41 (a) b) S {'0 ' * 10}{ticks} {ticks} 0 0")
 
         used(100)
-        (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
+        (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
         counters[0].put(Counter.PID, 41)
         counters[1].put(Counter.PID, 42)  # it is gone
-        source = LoadSource(region, proc=tmp_path, cgroup=tmp_path / "none")
+        source = LoadSource(region, root=tmp_path)
         now[0] = 1_000_000_000
         source.report()
         counters[0].add(Counter.BYTES_IN, 3_000)
@@ -304,9 +305,6 @@ def test_load_is_what_the_counters_and_the_kernel_say(
         assert (found.bytes_per_s, found.records_per_s, found.partition_count) == (2_000, 4, 5)
         assert found.cpu == pytest.approx(0.25, abs=0.01)  # one second of the two cores' four
         assert (found.memory, found.backlog_records) == (0.75, 11)
-        (tmp_path / "memory.max").write_text("200\n")
-        (tmp_path / "memory.current").write_text("50\n")
-        assert LoadSource(region, proc=tmp_path, cgroup=tmp_path).report().memory == 0.25
     finally:
         del counters, source
         region.close()

@@ -4,10 +4,8 @@
 # source: DanubeAdmin.proto
 # Protobuf Python Version: 6.31.0
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
 from danube.server.proto.pool import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
 _runtime_version.ValidateProtobufRuntimeVersion(
     _runtime_version.Domain.PUBLIC,
@@ -19,158 +17,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 )
 # @@protoc_insertion_point(imports)
 
-_sym_db = _symbol_database.Default()
-
-
-
-
 DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x11\x44\x61nubeAdmin.proto\x12\x0c\x64\x61nube_admin\"\x07\n\x05\x45mpty\"C\n\x0eRoleDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bpermissions\x18\x02 \x03(\t\x12\x0e\n\x06system\x18\x03 \x01(\x08\"?\n\x11\x43reateRoleRequest\x12*\n\x04role\x18\x01 \x01(\x0b\x32\x1c.danube_admin.RoleDefinition\"%\n\x12\x43reateRoleResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"%\n\x12\x44\x65leteRoleResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"(\n\x15\x43reateBindingResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"(\n\x15\x44\x65leteBindingResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"\x1e\n\x0eGetRoleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"!\n\x11\x44\x65leteRoleRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x0fGetRoleResponse\x12*\n\x04role\x18\x01 \x01(\x0b\x32\x1c.danube_admin.RoleDefinition\"@\n\x11ListRolesResponse\x12+\n\x05roles\x18\x01 \x03(\x0b\x32\x1c.danube_admin.RoleDefinition\"\x89\x01\n\x11\x42indingDefinition\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x12\n\nrole_names\x18\x04 \x03(\t\x12\r\n\x05scope\x18\x05 \x01(\t\x12\x15\n\rresource_name\x18\x06 \x01(\t\"H\n\x14\x43reateBindingRequest\x12\x30\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x1f.danube_admin.BindingDefinition\"M\n\x11GetBindingRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x12\n\nbinding_id\x18\x03 \x01(\t\"P\n\x14\x44\x65leteBindingRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x12\n\nbinding_id\x18\x03 \x01(\t\"F\n\x12GetBindingResponse\x12\x30\n\x07\x62inding\x18\x01 \x01(\x0b\x32\x1f.danube_admin.BindingDefinition\";\n\x13ListBindingsRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x15\n\rresource_name\x18\x02 \x01(\t\"I\n\x14ListBindingsResponse\x12\x31\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x1f.danube_admin.BindingDefinition\" \n\x10NamespaceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x11NamespaceResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\" \n\rTopicResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"\'\n\x14SubscriptionResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\")\n\x16\x41\x63tivateBrokerResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\"\x8a\x01\n\x0fNewTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x0eschema_subject\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x11\x64ispatch_strategy\x18\x03 \x01(\x0e\x32\x1e.danube_admin.DispatchStrategyB\x11\n\x0f_schema_subject\"\xab\x01\n\x17PartitionedTopicRequest\x12\x11\n\tbase_name\x18\x01 \x01(\t\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x1b\n\x0eschema_subject\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x39\n\x11\x64ispatch_strategy\x18\x04 \x01(\x0e\x32\x1e.danube_admin.DispatchStrategyB\x11\n\x0f_schema_subject\"\x1c\n\x0cTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x14\x44\x65scribeTopicRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\x13SubscriptionRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\"J\n#GetSubscriptionFailurePolicyRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\"K\n$GetSubscriptionDispatchConfigRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\"\xce\x02\n\x19SubscriptionFailurePolicy\x12\x1c\n\x14max_redelivery_count\x18\x01 \x01(\r\x12\x16\n\x0e\x61\x63k_timeout_ms\x18\x02 \x01(\x04\x12 \n\x18\x62\x61se_redelivery_delay_ms\x18\x03 \x01(\x04\x12\x1f\n\x17max_redelivery_delay_ms\x18\x04 \x01(\x04\x12\x43\n\x10\x62\x61\x63koff_strategy\x18\x05 \x01(\x0e\x32).danube_admin.SubscriptionBackoffStrategy\x12\x1e\n\x11\x64\x65\x61\x64_letter_topic\x18\x06 \x01(\tH\x00\x88\x01\x01\x12=\n\rpoison_policy\x18\x07 \x01(\x0e\x32&.danube_admin.SubscriptionPoisonPolicyB\x14\n\x12_dead_letter_topic\"\x8b\x01\n#SetSubscriptionFailurePolicyRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12?\n\x0e\x66\x61ilure_policy\x18\x03 \x01(\x0b\x32\'.danube_admin.SubscriptionFailurePolicy\"\x9a\x01\n$GetSubscriptionFailurePolicyResponse\x12\x44\n\x0e\x66\x61ilure_policy\x18\x01 \x01(\x0b\x32\'.danube_admin.SubscriptionFailurePolicyH\x00\x88\x01\x01\x12\x19\n\x11subscription_type\x18\x02 \x01(\x05\x42\x11\n\x0f_failure_policy\":\n\x1aSubscriptionDispatchConfig\x12\x1c\n\x14max_unacked_messages\x18\x01 \x01(\r\"\x8e\x01\n$SetSubscriptionDispatchConfigRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0csubscription\x18\x02 \x01(\t\x12\x41\n\x0f\x64ispatch_config\x18\x03 \x01(\x0b\x32(.danube_admin.SubscriptionDispatchConfig\"\x83\x01\n%GetSubscriptionDispatchConfigResponse\x12\x46\n\x0f\x64ispatch_config\x18\x01 \x01(\x0b\x32(.danube_admin.SubscriptionDispatchConfigH\x00\x88\x01\x01\x42\x12\n\x10_dispatch_config\"?\n\x12\x42rokerListResponse\x12)\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x18.danube_admin.BrokerInfo\"\x8a\x01\n\nBrokerInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_addr\x18\x02 \x01(\t\x12\x13\n\x0b\x62roker_role\x18\x03 \x01(\t\x12\x12\n\nadmin_addr\x18\x04 \x01(\t\x12\x14\n\x0cmetrics_addr\x18\x05 \x01(\t\x12\x15\n\rbroker_status\x18\x06 \x01(\t\" \n\x0e\x42rokerResponse\x12\x0e\n\x06leader\x18\x01 \x01(\t\"+\n\x15NamespaceListResponse\x12\x12\n\nnamespaces\x18\x01 \x03(\t\"#\n\x11TopicListResponse\x12\x0e\n\x06topics\x18\x01 \x03(\t\">\n\tTopicInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\t\x12\x10\n\x08\x64\x65livery\x18\x03 \x01(\t\"@\n\x15TopicInfoListResponse\x12\'\n\x06topics\x18\x01 \x03(\x0b\x32\x17.danube_admin.TopicInfo\"\"\n\rBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\t\"\"\n\x0ePolicyResponse\x12\x10\n\x08policies\x18\x01 \x01(\t\"1\n\x18SubscriptionListResponse\x12\x15\n\rsubscriptions\x18\x01 \x03(\t\"\xc9\x02\n\x15\x44\x65scribeTopicResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rsubscriptions\x18\x02 \x03(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65livery\x18\x04 \x01(\t\x12\x1b\n\x0eschema_subject\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tschema_id\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x1b\n\x0eschema_version\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0bschema_type\x18\x08 \x01(\tH\x03\x88\x01\x01\x12\x1f\n\x12\x63ompatibility_mode\x18\t \x01(\tH\x04\x88\x01\x01\x42\x11\n\x0f_schema_subjectB\x0c\n\n_schema_idB\x11\n\x0f_schema_versionB\x0e\n\x0c_schema_typeB\x15\n\x13_compatibility_mode\"\xa0\x01\n\x13UnloadBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\t\x12\x14\n\x0cmax_parallel\x18\x02 \x01(\r\x12\x1a\n\x12namespaces_include\x18\x03 \x03(\t\x12\x1a\n\x12namespaces_exclude\x18\x04 \x03(\t\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x17\n\x0ftimeout_seconds\x18\x06 \x01(\r\"\x81\x01\n\x14UnloadBrokerResponse\x12\x0f\n\x07started\x18\x01 \x01(\x08\x12\r\n\x05total\x18\x02 \x01(\r\x12\x11\n\tsucceeded\x18\x03 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\r\x12\x0f\n\x07pending\x18\x05 \x01(\r\x12\x15\n\rfailed_topics\x18\x06 \x03(\t\":\n\x15\x41\x63tivateBrokerRequest\x12\x11\n\tbroker_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xea\x01\n\x16\x43lusterBalanceResponse\x12 \n\x18\x63oefficient_of_variation\x18\x01 \x01(\x01\x12\x11\n\tmean_load\x18\x02 \x01(\x01\x12\x10\n\x08max_load\x18\x03 \x01(\x01\x12\x10\n\x08min_load\x18\x04 \x01(\x01\x12\x15\n\rstd_deviation\x18\x05 \x01(\x01\x12\x14\n\x0c\x62roker_count\x18\x06 \x01(\r\x12-\n\x07\x62rokers\x18\x07 \x03(\x0b\x32\x1c.danube_admin.BrokerLoadInfo\x12\x1b\n\x13\x61ssignment_strategy\x18\x08 \x01(\t\"u\n\x0e\x42rokerLoadInfo\x12\x11\n\tbroker_id\x18\x01 \x01(\x04\x12\x0c\n\x04load\x18\x02 \x01(\x01\x12\x13\n\x0btopic_count\x18\x03 \x01(\r\x12\x15\n\ris_overloaded\x18\x04 \x01(\x08\x12\x16\n\x0eis_underloaded\x18\x05 \x01(\x08\"I\n\x10RebalanceRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\x12\x16\n\tmax_moves\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_max_moves\"\x87\x01\n\x11RebalanceResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x16\n\x0emoves_executed\x18\x02 \x01(\r\x12\x32\n\x0eproposed_moves\x18\x03 \x03(\x0b\x32\x1a.danube_admin.ProposedMove\x12\x15\n\rerror_message\x18\x04 \x01(\t\"r\n\x0cProposedMove\x12\x12\n\ntopic_name\x18\x01 \x01(\t\x12\x13\n\x0b\x66rom_broker\x18\x02 \x01(\x04\x12\x11\n\tto_broker\x18\x03 \x01(\x04\x12\x16\n\x0e\x65stimated_load\x18\x04 \x01(\x01\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\xa1\x01\n\x15\x43lusterStatusResponse\x12\x11\n\tleader_id\x18\x01 \x01(\x04\x12\x14\n\x0c\x63urrent_term\x18\x02 \x01(\x04\x12\x14\n\x0clast_applied\x18\x03 \x01(\x04\x12\x0e\n\x06voters\x18\x04 \x03(\x04\x12\x10\n\x08learners\x18\x05 \x03(\x04\x12\x14\n\x0cself_node_id\x18\x06 \x01(\x04\x12\x11\n\traft_addr\x18\x07 \x01(\t\"/\n\x0e\x41\x64\x64NodeRequest\x12\x0c\n\x04\x61\x64\x64r\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x04\"D\n\x0f\x41\x64\x64NodeResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07node_id\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\t\"%\n\x12PromoteNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\"$\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\"7\n\x13PromoteNodeResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"6\n\x12RemoveNodeResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x17\n\x15\x43lusterBalanceRequest*1\n\x10\x44ispatchStrategy\x12\x0f\n\x0bNonReliable\x10\x00\x12\x0c\n\x08Reliable\x10\x01*9\n\x1bSubscriptionBackoffStrategy\x12\t\n\x05\x46ixed\x10\x00\x12\x0f\n\x0b\x45xponential\x10\x01*?\n\x18SubscriptionPoisonPolicy\x12\x0e\n\nDeadLetter\x10\x00\x12\t\n\x05\x42lock\x10\x01\x12\x08\n\x04\x44rop\x10\x02\x32\xce\x04\n\x0b\x42rokerAdmin\x12\x44\n\x0bListBrokers\x12\x13.danube_admin.Empty\x1a .danube_admin.BrokerListResponse\x12\x44\n\x0fGetLeaderBroker\x12\x13.danube_admin.Empty\x1a\x1c.danube_admin.BrokerResponse\x12J\n\x0eListNamespaces\x12\x13.danube_admin.Empty\x1a#.danube_admin.NamespaceListResponse\x12U\n\x0cUnloadBroker\x12!.danube_admin.UnloadBrokerRequest\x1a\".danube_admin.UnloadBrokerResponse\x12[\n\x0e\x41\x63tivateBroker\x12#.danube_admin.ActivateBrokerRequest\x1a$.danube_admin.ActivateBrokerResponse\x12^\n\x11GetClusterBalance\x12#.danube_admin.ClusterBalanceRequest\x1a$.danube_admin.ClusterBalanceResponse\x12S\n\x10TriggerRebalance\x12\x1e.danube_admin.RebalanceRequest\x1a\x1f.danube_admin.RebalanceResponse2\xc6\x02\n\x0c\x43lusterAdmin\x12I\n\rClusterStatus\x12\x13.danube_admin.Empty\x1a#.danube_admin.ClusterStatusResponse\x12\x46\n\x07\x41\x64\x64Node\x12\x1c.danube_admin.AddNodeRequest\x1a\x1d.danube_admin.AddNodeResponse\x12R\n\x0bPromoteNode\x12 .danube_admin.PromoteNodeRequest\x1a!.danube_admin.PromoteNodeResponse\x12O\n\nRemoveNode\x12\x1f.danube_admin.RemoveNodeRequest\x1a .danube_admin.RemoveNodeResponse2\xe5\x02\n\x0eNamespaceAdmin\x12U\n\x12GetNamespaceTopics\x12\x1e.danube_admin.NamespaceRequest\x1a\x1f.danube_admin.TopicListResponse\x12T\n\x14GetNamespacePolicies\x12\x1e.danube_admin.NamespaceRequest\x1a\x1c.danube_admin.PolicyResponse\x12R\n\x0f\x43reateNamespace\x12\x1e.danube_admin.NamespaceRequest\x1a\x1f.danube_admin.NamespaceResponse\x12R\n\x0f\x44\x65leteNamespace\x12\x1e.danube_admin.NamespaceRequest\x1a\x1f.danube_admin.NamespaceResponse2\x83\n\n\nTopicAdmin\x12Z\n\x13ListNamespaceTopics\x12\x1e.danube_admin.NamespaceRequest\x1a#.danube_admin.TopicInfoListResponse\x12T\n\x10ListBrokerTopics\x12\x1b.danube_admin.BrokerRequest\x1a#.danube_admin.TopicInfoListResponse\x12I\n\x0b\x43reateTopic\x12\x1d.danube_admin.NewTopicRequest\x1a\x1b.danube_admin.TopicResponse\x12\\\n\x16\x43reatePartitionedTopic\x12%.danube_admin.PartitionedTopicRequest\x1a\x1b.danube_admin.TopicResponse\x12\x46\n\x0b\x44\x65leteTopic\x12\x1a.danube_admin.TopicRequest\x1a\x1b.danube_admin.TopicResponse\x12\x46\n\x0bUnloadTopic\x12\x1a.danube_admin.TopicRequest\x1a\x1b.danube_admin.TopicResponse\x12W\n\x11ListSubscriptions\x12\x1a.danube_admin.TopicRequest\x1a&.danube_admin.SubscriptionListResponse\x12T\n\x0bUnsubscribe\x12!.danube_admin.SubscriptionRequest\x1a\".danube_admin.SubscriptionResponse\x12u\n\x1cSetSubscriptionFailurePolicy\x12\x31.danube_admin.SetSubscriptionFailurePolicyRequest\x1a\".danube_admin.SubscriptionResponse\x12\x85\x01\n\x1cGetSubscriptionFailurePolicy\x12\x31.danube_admin.GetSubscriptionFailurePolicyRequest\x1a\x32.danube_admin.GetSubscriptionFailurePolicyResponse\x12X\n\rDescribeTopic\x12\".danube_admin.DescribeTopicRequest\x1a#.danube_admin.DescribeTopicResponse\x12w\n\x1dSetSubscriptionDispatchConfig\x12\x32.danube_admin.SetSubscriptionDispatchConfigRequest\x1a\".danube_admin.SubscriptionResponse\x12\x88\x01\n\x1dGetSubscriptionDispatchConfig\x12\x32.danube_admin.GetSubscriptionDispatchConfigRequest\x1a\x33.danube_admin.GetSubscriptionDispatchConfigResponse2\xe4\x05\n\rSecurityAdmin\x12O\n\nCreateRole\x12\x1f.danube_admin.CreateRoleRequest\x1a .danube_admin.CreateRoleResponse\x12\x46\n\x07GetRole\x12\x1c.danube_admin.GetRoleRequest\x1a\x1d.danube_admin.GetRoleResponse\x12\x41\n\tListRoles\x12\x13.danube_admin.Empty\x1a\x1f.danube_admin.ListRolesResponse\x12O\n\nDeleteRole\x12\x1f.danube_admin.DeleteRoleRequest\x1a .danube_admin.DeleteRoleResponse\x12X\n\rCreateBinding\x12\".danube_admin.CreateBindingRequest\x1a#.danube_admin.CreateBindingResponse\x12O\n\nGetBinding\x12\x1f.danube_admin.GetBindingRequest\x1a .danube_admin.GetBindingResponse\x12U\n\x0cListBindings\x12!.danube_admin.ListBindingsRequest\x1a\".danube_admin.ListBindingsResponse\x12J\n\x0fListAllBindings\x12\x13.danube_admin.Empty\x1a\".danube_admin.ListBindingsResponse\x12X\n\rDeleteBinding\x12\".danube_admin.DeleteBindingRequest\x1a#.danube_admin.DeleteBindingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'DanubeAdmin_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_DISPATCHSTRATEGY']._serialized_start=5325
-  _globals['_DISPATCHSTRATEGY']._serialized_end=5374
-  _globals['_SUBSCRIPTIONBACKOFFSTRATEGY']._serialized_start=5376
-  _globals['_SUBSCRIPTIONBACKOFFSTRATEGY']._serialized_end=5433
-  _globals['_SUBSCRIPTIONPOISONPOLICY']._serialized_start=5435
-  _globals['_SUBSCRIPTIONPOISONPOLICY']._serialized_end=5498
-  _globals['_EMPTY']._serialized_start=35
-  _globals['_EMPTY']._serialized_end=42
-  _globals['_ROLEDEFINITION']._serialized_start=44
-  _globals['_ROLEDEFINITION']._serialized_end=111
-  _globals['_CREATEROLEREQUEST']._serialized_start=113
-  _globals['_CREATEROLEREQUEST']._serialized_end=176
-  _globals['_CREATEROLERESPONSE']._serialized_start=178
-  _globals['_CREATEROLERESPONSE']._serialized_end=215
-  _globals['_DELETEROLERESPONSE']._serialized_start=217
-  _globals['_DELETEROLERESPONSE']._serialized_end=254
-  _globals['_CREATEBINDINGRESPONSE']._serialized_start=256
-  _globals['_CREATEBINDINGRESPONSE']._serialized_end=296
-  _globals['_DELETEBINDINGRESPONSE']._serialized_start=298
-  _globals['_DELETEBINDINGRESPONSE']._serialized_end=338
-  _globals['_GETROLEREQUEST']._serialized_start=340
-  _globals['_GETROLEREQUEST']._serialized_end=370
-  _globals['_DELETEROLEREQUEST']._serialized_start=372
-  _globals['_DELETEROLEREQUEST']._serialized_end=405
-  _globals['_GETROLERESPONSE']._serialized_start=407
-  _globals['_GETROLERESPONSE']._serialized_end=468
-  _globals['_LISTROLESRESPONSE']._serialized_start=470
-  _globals['_LISTROLESRESPONSE']._serialized_end=534
-  _globals['_BINDINGDEFINITION']._serialized_start=537
-  _globals['_BINDINGDEFINITION']._serialized_end=674
-  _globals['_CREATEBINDINGREQUEST']._serialized_start=676
-  _globals['_CREATEBINDINGREQUEST']._serialized_end=748
-  _globals['_GETBINDINGREQUEST']._serialized_start=750
-  _globals['_GETBINDINGREQUEST']._serialized_end=827
-  _globals['_DELETEBINDINGREQUEST']._serialized_start=829
-  _globals['_DELETEBINDINGREQUEST']._serialized_end=909
-  _globals['_GETBINDINGRESPONSE']._serialized_start=911
-  _globals['_GETBINDINGRESPONSE']._serialized_end=981
-  _globals['_LISTBINDINGSREQUEST']._serialized_start=983
-  _globals['_LISTBINDINGSREQUEST']._serialized_end=1042
-  _globals['_LISTBINDINGSRESPONSE']._serialized_start=1044
-  _globals['_LISTBINDINGSRESPONSE']._serialized_end=1117
-  _globals['_NAMESPACEREQUEST']._serialized_start=1119
-  _globals['_NAMESPACEREQUEST']._serialized_end=1151
-  _globals['_NAMESPACERESPONSE']._serialized_start=1153
-  _globals['_NAMESPACERESPONSE']._serialized_end=1189
-  _globals['_TOPICRESPONSE']._serialized_start=1191
-  _globals['_TOPICRESPONSE']._serialized_end=1223
-  _globals['_SUBSCRIPTIONRESPONSE']._serialized_start=1225
-  _globals['_SUBSCRIPTIONRESPONSE']._serialized_end=1264
-  _globals['_ACTIVATEBROKERRESPONSE']._serialized_start=1266
-  _globals['_ACTIVATEBROKERRESPONSE']._serialized_end=1307
-  _globals['_NEWTOPICREQUEST']._serialized_start=1310
-  _globals['_NEWTOPICREQUEST']._serialized_end=1448
-  _globals['_PARTITIONEDTOPICREQUEST']._serialized_start=1451
-  _globals['_PARTITIONEDTOPICREQUEST']._serialized_end=1622
-  _globals['_TOPICREQUEST']._serialized_start=1624
-  _globals['_TOPICREQUEST']._serialized_end=1652
-  _globals['_DESCRIBETOPICREQUEST']._serialized_start=1654
-  _globals['_DESCRIBETOPICREQUEST']._serialized_end=1690
-  _globals['_SUBSCRIPTIONREQUEST']._serialized_start=1692
-  _globals['_SUBSCRIPTIONREQUEST']._serialized_end=1750
-  _globals['_GETSUBSCRIPTIONFAILUREPOLICYREQUEST']._serialized_start=1752
-  _globals['_GETSUBSCRIPTIONFAILUREPOLICYREQUEST']._serialized_end=1826
-  _globals['_GETSUBSCRIPTIONDISPATCHCONFIGREQUEST']._serialized_start=1828
-  _globals['_GETSUBSCRIPTIONDISPATCHCONFIGREQUEST']._serialized_end=1903
-  _globals['_SUBSCRIPTIONFAILUREPOLICY']._serialized_start=1906
-  _globals['_SUBSCRIPTIONFAILUREPOLICY']._serialized_end=2240
-  _globals['_SETSUBSCRIPTIONFAILUREPOLICYREQUEST']._serialized_start=2243
-  _globals['_SETSUBSCRIPTIONFAILUREPOLICYREQUEST']._serialized_end=2382
-  _globals['_GETSUBSCRIPTIONFAILUREPOLICYRESPONSE']._serialized_start=2385
-  _globals['_GETSUBSCRIPTIONFAILUREPOLICYRESPONSE']._serialized_end=2539
-  _globals['_SUBSCRIPTIONDISPATCHCONFIG']._serialized_start=2541
-  _globals['_SUBSCRIPTIONDISPATCHCONFIG']._serialized_end=2599
-  _globals['_SETSUBSCRIPTIONDISPATCHCONFIGREQUEST']._serialized_start=2602
-  _globals['_SETSUBSCRIPTIONDISPATCHCONFIGREQUEST']._serialized_end=2744
-  _globals['_GETSUBSCRIPTIONDISPATCHCONFIGRESPONSE']._serialized_start=2747
-  _globals['_GETSUBSCRIPTIONDISPATCHCONFIGRESPONSE']._serialized_end=2878
-  _globals['_BROKERLISTRESPONSE']._serialized_start=2880
-  _globals['_BROKERLISTRESPONSE']._serialized_end=2943
-  _globals['_BROKERINFO']._serialized_start=2946
-  _globals['_BROKERINFO']._serialized_end=3084
-  _globals['_BROKERRESPONSE']._serialized_start=3086
-  _globals['_BROKERRESPONSE']._serialized_end=3118
-  _globals['_NAMESPACELISTRESPONSE']._serialized_start=3120
-  _globals['_NAMESPACELISTRESPONSE']._serialized_end=3163
-  _globals['_TOPICLISTRESPONSE']._serialized_start=3165
-  _globals['_TOPICLISTRESPONSE']._serialized_end=3200
-  _globals['_TOPICINFO']._serialized_start=3202
-  _globals['_TOPICINFO']._serialized_end=3264
-  _globals['_TOPICINFOLISTRESPONSE']._serialized_start=3266
-  _globals['_TOPICINFOLISTRESPONSE']._serialized_end=3330
-  _globals['_BROKERREQUEST']._serialized_start=3332
-  _globals['_BROKERREQUEST']._serialized_end=3366
-  _globals['_POLICYRESPONSE']._serialized_start=3368
-  _globals['_POLICYRESPONSE']._serialized_end=3402
-  _globals['_SUBSCRIPTIONLISTRESPONSE']._serialized_start=3404
-  _globals['_SUBSCRIPTIONLISTRESPONSE']._serialized_end=3453
-  _globals['_DESCRIBETOPICRESPONSE']._serialized_start=3456
-  _globals['_DESCRIBETOPICRESPONSE']._serialized_end=3785
-  _globals['_UNLOADBROKERREQUEST']._serialized_start=3788
-  _globals['_UNLOADBROKERREQUEST']._serialized_end=3948
-  _globals['_UNLOADBROKERRESPONSE']._serialized_start=3951
-  _globals['_UNLOADBROKERRESPONSE']._serialized_end=4080
-  _globals['_ACTIVATEBROKERREQUEST']._serialized_start=4082
-  _globals['_ACTIVATEBROKERREQUEST']._serialized_end=4140
-  _globals['_CLUSTERBALANCERESPONSE']._serialized_start=4143
-  _globals['_CLUSTERBALANCERESPONSE']._serialized_end=4377
-  _globals['_BROKERLOADINFO']._serialized_start=4379
-  _globals['_BROKERLOADINFO']._serialized_end=4496
-  _globals['_REBALANCEREQUEST']._serialized_start=4498
-  _globals['_REBALANCEREQUEST']._serialized_end=4571
-  _globals['_REBALANCERESPONSE']._serialized_start=4574
-  _globals['_REBALANCERESPONSE']._serialized_end=4709
-  _globals['_PROPOSEDMOVE']._serialized_start=4711
-  _globals['_PROPOSEDMOVE']._serialized_end=4825
-  _globals['_CLUSTERSTATUSRESPONSE']._serialized_start=4828
-  _globals['_CLUSTERSTATUSRESPONSE']._serialized_end=4989
-  _globals['_ADDNODEREQUEST']._serialized_start=4991
-  _globals['_ADDNODEREQUEST']._serialized_end=5038
-  _globals['_ADDNODERESPONSE']._serialized_start=5040
-  _globals['_ADDNODERESPONSE']._serialized_end=5108
-  _globals['_PROMOTENODEREQUEST']._serialized_start=5110
-  _globals['_PROMOTENODEREQUEST']._serialized_end=5147
-  _globals['_REMOVENODEREQUEST']._serialized_start=5149
-  _globals['_REMOVENODEREQUEST']._serialized_end=5185
-  _globals['_PROMOTENODERESPONSE']._serialized_start=5187
-  _globals['_PROMOTENODERESPONSE']._serialized_end=5242
-  _globals['_REMOVENODERESPONSE']._serialized_start=5244
-  _globals['_REMOVENODERESPONSE']._serialized_end=5298
-  _globals['_CLUSTERBALANCEREQUEST']._serialized_start=5300
-  _globals['_CLUSTERBALANCEREQUEST']._serialized_end=5323
-  _globals['_BROKERADMIN']._serialized_start=5501
-  _globals['_BROKERADMIN']._serialized_end=6091
-  _globals['_CLUSTERADMIN']._serialized_start=6094
-  _globals['_CLUSTERADMIN']._serialized_end=6420
-  _globals['_NAMESPACEADMIN']._serialized_start=6423
-  _globals['_NAMESPACEADMIN']._serialized_end=6780
-  _globals['_TOPICADMIN']._serialized_start=6783
-  _globals['_TOPICADMIN']._serialized_end=8066
-  _globals['_SECURITYADMIN']._serialized_start=8069
-  _globals['_SECURITYADMIN']._serialized_end=8809
 # @@protoc_insertion_point(module_scope)

@@ -4,10 +4,8 @@
 # source: DanubeApi.proto
 # Protobuf Python Version: 6.31.0
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
 from danube.server.proto.pool import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
 _runtime_version.ValidateProtobufRuntimeVersion(
     _runtime_version.Domain.PUBLIC,
@@ -19,84 +17,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 )
 # @@protoc_insertion_point(imports)
 
-_sym_db = _symbol_database.Default()
-
-
-
-
 DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x0f\x44\x61nubeApi.proto\x12\x06\x64\x61nube\"\xec\x01\n\x0fProducerRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x15\n\rproducer_name\x18\x02 \x01(\t\x12\x12\n\ntopic_name\x18\x03 \x01(\t\x12+\n\nschema_ref\x18\x04 \x01(\x0b\x32\x17.danube.SchemaReference\x12\x38\n\x14producer_access_mode\x18\x05 \x01(\x0e\x32\x1a.danube.ProducerAccessMode\x12\x33\n\x11\x64ispatch_strategy\x18\x06 \x01(\x0e\x32\x18.danube.DispatchStrategy\"x\n\x0fSchemaReference\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x14\n\nuse_latest\x18\x02 \x01(\x08H\x00\x12\x18\n\x0epinned_version\x18\x03 \x01(\rH\x00\x12\x15\n\x0bmin_version\x18\x04 \x01(\rH\x00\x42\r\n\x0bversion_ref\"R\n\x10ProducerResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x04\x12\x15\n\rproducer_name\x18\x03 \x01(\t\"%\n\x0fMessageResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"\x8c\x02\n\x0f\x43onsumerRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\ntopic_name\x18\x02 \x01(\t\x12\x15\n\rconsumer_name\x18\x03 \x01(\t\x12\x14\n\x0csubscription\x18\x04 \x01(\t\x12\x43\n\x11subscription_type\x18\x05 \x01(\x0e\x32(.danube.ConsumerRequest.SubscriptionType\x12\x13\n\x0bkey_filters\x18\x06 \x03(\t\"J\n\x10SubscriptionType\x12\r\n\tExclusive\x10\x00\x12\n\n\x06Shared\x10\x01\x12\x0c\n\x08\x46\x61ilover\x10\x02\x12\r\n\tKeyShared\x10\x03\"R\n\x10\x43onsumerResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x04\x12\x15\n\rconsumer_name\x18\x03 \x01(\t\"9\n\x0eReceiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x63onsumer_id\x18\x02 \x01(\x04\"\x89\x03\n\rStreamMessage\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x06msg_id\x18\x02 \x01(\x0b\x32\r.danube.MsgID\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x14\n\x0cpublish_time\x18\x04 \x01(\x04\x12\x15\n\rproducer_name\x18\x05 \x01(\t\x12\x19\n\x11subscription_name\x18\x06 \x01(\t\x12\x39\n\nattributes\x18\x07 \x03(\x0b\x32%.danube.StreamMessage.AttributesEntry\x12\x16\n\tschema_id\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x1b\n\x0eschema_version\x18\t \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0brouting_key\x18\n \x01(\tH\x02\x88\x01\x01\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_schema_idB\x11\n\x0f_schema_versionB\x0e\n\x0c_routing_key\"[\n\x05MsgID\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x12\n\ntopic_name\x18\x02 \x01(\t\x12\x13\n\x0b\x62roker_addr\x18\x03 \x01(\t\x12\x14\n\x0ctopic_offset\x18\x05 \x01(\x04\"Z\n\nAckRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x06msg_id\x18\x02 \x01(\x0b\x32\r.danube.MsgID\x12\x19\n\x11subscription_name\x18\x03 \x01(\t\"!\n\x0b\x41\x63kResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"\x9f\x01\n\x0bNackRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x1d\n\x06msg_id\x18\x02 \x01(\x0b\x32\r.danube.MsgID\x12\x19\n\x11subscription_name\x18\x03 \x01(\t\x12\x15\n\x08\x64\x65lay_ms\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x06reason\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x0b\n\t_delay_msB\t\n\x07_reason\"\"\n\x0cNackResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"7\n\x12TopicLookupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\"\xd5\x01\n\x13TopicLookupResponse\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\x12=\n\rresponse_type\x18\x04 \x01(\x0e\x32&.danube.TopicLookupResponse.LookupType\x12\x13\n\x0b\x63onnect_url\x18\x05 \x01(\t\x12\x12\n\nbroker_url\x18\x06 \x01(\t\x12\r\n\x05proxy\x18\x07 \x01(\x08\"3\n\nLookupType\x12\x0c\n\x08Redirect\x10\x00\x12\x0b\n\x07\x43onnect\x10\x01\x12\n\n\x06\x46\x61iled\x10\x02\"A\n\x17TopicPartitionsResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x03(\t\"\x95\x01\n\x12HealthCheckRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x35\n\x06\x63lient\x18\x02 \x01(\x0e\x32%.danube.HealthCheckRequest.ClientType\x12\n\n\x02id\x18\x03 \x01(\x04\"(\n\nClientType\x12\x0c\n\x08Producer\x10\x00\x12\x0c\n\x08\x43onsumer\x10\x01\"r\n\x13HealthCheckResponse\x12\x38\n\x06status\x18\x01 \x01(\x0e\x32(.danube.HealthCheckResponse.ClientStatus\"!\n\x0c\x43lientStatus\x12\x06\n\x02OK\x10\x00\x12\t\n\x05\x43LOSE\x10\x01\"D\n\x1dListSegmentDescriptorsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_offset\x18\x02 \x01(\x04\"R\n\x1eListSegmentDescriptorsResponse\x12\x30\n\x08segments\x18\x01 \x03(\x0b\x32\x1e.danube.SegmentDescriptorProto\"\x86\x01\n\x16SegmentDescriptorProto\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12\x14\n\x0cstart_offset\x18\x02 \x01(\x04\x12\x12\n\nend_offset\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\x04*/\n\x12ProducerAccessMode\x12\n\n\x06Shared\x10\x00\x12\r\n\tExclusive\x10\x01*1\n\x10\x44ispatchStrategy\x12\x0f\n\x0bNonReliable\x10\x00\x12\x0c\n\x08Reliable\x10\x01\x32\x95\x01\n\x0fProducerService\x12\x43\n\x0e\x43reateProducer\x12\x17.danube.ProducerRequest\x1a\x18.danube.ProducerResponse\x12=\n\x0bSendMessage\x12\x15.danube.StreamMessage\x1a\x17.danube.MessageResponse2\xf8\x01\n\x0f\x43onsumerService\x12>\n\tSubscribe\x12\x17.danube.ConsumerRequest\x1a\x18.danube.ConsumerResponse\x12\x42\n\x0fReceiveMessages\x12\x16.danube.ReceiveRequest\x1a\x15.danube.StreamMessage0\x01\x12.\n\x03\x41\x63k\x12\x12.danube.AckRequest\x1a\x13.danube.AckResponse\x12\x31\n\x04Nack\x12\x13.danube.NackRequest\x1a\x14.danube.NackResponse2\xa3\x01\n\tDiscovery\x12\x46\n\x0bTopicLookup\x12\x1a.danube.TopicLookupRequest\x1a\x1b.danube.TopicLookupResponse\x12N\n\x0fTopicPartitions\x12\x1a.danube.TopicLookupRequest\x1a\x1f.danube.TopicPartitionsResponse2U\n\x0bHealthCheck\x12\x46\n\x0bHealthCheck\x12\x1a.danube.HealthCheckRequest\x1a\x1b.danube.HealthCheckResponse2y\n\x0eStorageService\x12g\n\x16ListSegmentDescriptors\x12%.danube.ListSegmentDescriptorsRequest\x1a&.danube.ListSegmentDescriptorsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'DanubeApi_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_STREAMMESSAGE_ATTRIBUTESENTRY']._loaded_options = None
-  _globals['_STREAMMESSAGE_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_PRODUCERACCESSMODE']._serialized_start=2638
-  _globals['_PRODUCERACCESSMODE']._serialized_end=2685
-  _globals['_DISPATCHSTRATEGY']._serialized_start=2687
-  _globals['_DISPATCHSTRATEGY']._serialized_end=2736
-  _globals['_PRODUCERREQUEST']._serialized_start=28
-  _globals['_PRODUCERREQUEST']._serialized_end=264
-  _globals['_SCHEMAREFERENCE']._serialized_start=266
-  _globals['_SCHEMAREFERENCE']._serialized_end=386
-  _globals['_PRODUCERRESPONSE']._serialized_start=388
-  _globals['_PRODUCERRESPONSE']._serialized_end=470
-  _globals['_MESSAGERESPONSE']._serialized_start=472
-  _globals['_MESSAGERESPONSE']._serialized_end=509
-  _globals['_CONSUMERREQUEST']._serialized_start=512
-  _globals['_CONSUMERREQUEST']._serialized_end=780
-  _globals['_CONSUMERREQUEST_SUBSCRIPTIONTYPE']._serialized_start=706
-  _globals['_CONSUMERREQUEST_SUBSCRIPTIONTYPE']._serialized_end=780
-  _globals['_CONSUMERRESPONSE']._serialized_start=782
-  _globals['_CONSUMERRESPONSE']._serialized_end=864
-  _globals['_RECEIVEREQUEST']._serialized_start=866
-  _globals['_RECEIVEREQUEST']._serialized_end=923
-  _globals['_STREAMMESSAGE']._serialized_start=926
-  _globals['_STREAMMESSAGE']._serialized_end=1319
-  _globals['_STREAMMESSAGE_ATTRIBUTESENTRY']._serialized_start=1221
-  _globals['_STREAMMESSAGE_ATTRIBUTESENTRY']._serialized_end=1270
-  _globals['_MSGID']._serialized_start=1321
-  _globals['_MSGID']._serialized_end=1412
-  _globals['_ACKREQUEST']._serialized_start=1414
-  _globals['_ACKREQUEST']._serialized_end=1504
-  _globals['_ACKRESPONSE']._serialized_start=1506
-  _globals['_ACKRESPONSE']._serialized_end=1539
-  _globals['_NACKREQUEST']._serialized_start=1542
-  _globals['_NACKREQUEST']._serialized_end=1701
-  _globals['_NACKRESPONSE']._serialized_start=1703
-  _globals['_NACKRESPONSE']._serialized_end=1737
-  _globals['_TOPICLOOKUPREQUEST']._serialized_start=1739
-  _globals['_TOPICLOOKUPREQUEST']._serialized_end=1794
-  _globals['_TOPICLOOKUPRESPONSE']._serialized_start=1797
-  _globals['_TOPICLOOKUPRESPONSE']._serialized_end=2010
-  _globals['_TOPICLOOKUPRESPONSE_LOOKUPTYPE']._serialized_start=1959
-  _globals['_TOPICLOOKUPRESPONSE_LOOKUPTYPE']._serialized_end=2010
-  _globals['_TOPICPARTITIONSRESPONSE']._serialized_start=2012
-  _globals['_TOPICPARTITIONSRESPONSE']._serialized_end=2077
-  _globals['_HEALTHCHECKREQUEST']._serialized_start=2080
-  _globals['_HEALTHCHECKREQUEST']._serialized_end=2229
-  _globals['_HEALTHCHECKREQUEST_CLIENTTYPE']._serialized_start=2189
-  _globals['_HEALTHCHECKREQUEST_CLIENTTYPE']._serialized_end=2229
-  _globals['_HEALTHCHECKRESPONSE']._serialized_start=2231
-  _globals['_HEALTHCHECKRESPONSE']._serialized_end=2345
-  _globals['_HEALTHCHECKRESPONSE_CLIENTSTATUS']._serialized_start=2312
-  _globals['_HEALTHCHECKRESPONSE_CLIENTSTATUS']._serialized_end=2345
-  _globals['_LISTSEGMENTDESCRIPTORSREQUEST']._serialized_start=2347
-  _globals['_LISTSEGMENTDESCRIPTORSREQUEST']._serialized_end=2415
-  _globals['_LISTSEGMENTDESCRIPTORSRESPONSE']._serialized_start=2417
-  _globals['_LISTSEGMENTDESCRIPTORSRESPONSE']._serialized_end=2499
-  _globals['_SEGMENTDESCRIPTORPROTO']._serialized_start=2502
-  _globals['_SEGMENTDESCRIPTORPROTO']._serialized_end=2636
-  _globals['_PRODUCERSERVICE']._serialized_start=2739
-  _globals['_PRODUCERSERVICE']._serialized_end=2888
-  _globals['_CONSUMERSERVICE']._serialized_start=2891
-  _globals['_CONSUMERSERVICE']._serialized_end=3139
-  _globals['_DISCOVERY']._serialized_start=3142
-  _globals['_DISCOVERY']._serialized_end=3305
-  _globals['_HEALTHCHECK']._serialized_start=3307
-  _globals['_HEALTHCHECK']._serialized_end=3392
-  _globals['_STORAGESERVICE']._serialized_start=3394
-  _globals['_STORAGESERVICE']._serialized_end=3515
 # @@protoc_insertion_point(module_scope)

@@ -4,10 +4,8 @@
 # source: SchemaRegistry.proto
 # Protobuf Python Version: 6.31.0
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
 from danube.server.proto.pool import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
 _runtime_version.ValidateProtobufRuntimeVersion(
     _runtime_version.Domain.PUBLIC,
@@ -19,64 +17,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 )
 # @@protoc_insertion_point(imports)
 
-_sym_db = _symbol_database.Default()
-
-
-
-
 DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x14SchemaRegistry.proto\x12\rdanube_schema\"\x8f\x01\n\x15RegisterSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x13\n\x0bschema_type\x18\x02 \x01(\t\x12\x19\n\x11schema_definition\x18\x03 \x01(\x0c\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x12\n\ncreated_by\x18\x05 \x01(\t\x12\x0c\n\x04tags\x18\x06 \x03(\t\"i\n\x16RegisterSchemaResponse\x12\x11\n\tschema_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x16\n\x0eis_new_version\x18\x03 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"G\n\x10GetSchemaRequest\x12\x11\n\tschema_id\x18\x01 \x01(\x04\x12\x14\n\x07version\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_version\"\xf4\x01\n\x11GetSchemaResponse\x12\x11\n\tschema_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x13\n\x0bschema_type\x18\x04 \x01(\t\x12\x19\n\x11schema_definition\x18\x05 \x01(\x0c\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\ncreated_at\x18\x07 \x01(\x04\x12\x12\n\ncreated_by\x18\x08 \x01(\t\x12\x0c\n\x04tags\x18\t \x03(\t\x12\x13\n\x0b\x66ingerprint\x18\n \x01(\t\x12\x1a\n\x12\x63ompatibility_mode\x18\x0b \x01(\t\")\n\x16GetLatestSchemaRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"&\n\x13ListVersionsRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"J\n\x14ListVersionsResponse\x12\x32\n\x08versions\x18\x01 \x03(\x0b\x32 .danube_schema.SchemaVersionInfo\"\x89\x01\n\x11SchemaVersionInfo\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncreated_at\x18\x02 \x01(\x04\x12\x12\n\ncreated_by\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\t\x12\x11\n\tschema_id\x18\x06 \x01(\x04\"\x98\x01\n\x19\x43heckCompatibilityRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x1d\n\x15new_schema_definition\x18\x02 \x01(\x0c\x12\x13\n\x0bschema_type\x18\x03 \x01(\t\x12\x1f\n\x12\x63ompatibility_mode\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x15\n\x13_compatibility_mode\"C\n\x1a\x43heckCompatibilityResponse\x12\x15\n\ris_compatible\x18\x01 \x01(\x08\x12\x0e\n\x06\x65rrors\x18\x02 \x03(\t\">\n\x1a\x44\x65leteSchemaVersionRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"?\n\x1b\x44\x65leteSchemaVersionResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"J\n\x1bSetCompatibilityModeRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x1a\n\x12\x63ompatibility_mode\x18\x02 \x01(\t\"@\n\x1cSetCompatibilityModeResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x87\x01\n\x1b\x43onfigureTopicSchemaRequest\x12\x12\n\ntopic_name\x18\x01 \x01(\t\x12\x16\n\x0eschema_subject\x18\x02 \x01(\t\x12\x19\n\x11validation_policy\x18\x03 \x01(\t\x12!\n\x19\x65nable_payload_validation\x18\x04 \x01(\x08\"@\n\x1c\x43onfigureTopicSchemaResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"v\n\"UpdateTopicValidationPolicyRequest\x12\x12\n\ntopic_name\x18\x01 \x01(\t\x12\x19\n\x11validation_policy\x18\x02 \x01(\t\x12!\n\x19\x65nable_payload_validation\x18\x03 \x01(\x08\"G\n#UpdateTopicValidationPolicyResponse\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"1\n\x1bGetTopicSchemaConfigRequest\x12\x12\n\ntopic_name\x18\x01 \x01(\t\"\x87\x01\n\x1cGetTopicSchemaConfigResponse\x12\x16\n\x0eschema_subject\x18\x01 \x01(\t\x12\x19\n\x11validation_policy\x18\x02 \x01(\t\x12!\n\x19\x65nable_payload_validation\x18\x03 \x01(\x08\x12\x11\n\tschema_id\x18\x04 \x01(\x04\"\x15\n\x13ListSubjectsRequest\"\x8b\x01\n\x0eSubjectSummary\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x13\n\x0bschema_type\x18\x02 \x01(\t\x12\x16\n\x0elatest_version\x18\x03 \x01(\r\x12\x1a\n\x12\x63ompatibility_mode\x18\x04 \x01(\t\x12\x11\n\tschema_id\x18\x05 \x01(\x04\x12\x0c\n\x04tags\x18\x06 \x03(\t\"G\n\x14ListSubjectsResponse\x12/\n\x08subjects\x18\x01 \x03(\x0b\x32\x1d.danube_schema.SubjectSummary2\x80\t\n\x0eSchemaRegistry\x12]\n\x0eRegisterSchema\x12$.danube_schema.RegisterSchemaRequest\x1a%.danube_schema.RegisterSchemaResponse\x12N\n\tGetSchema\x12\x1f.danube_schema.GetSchemaRequest\x1a .danube_schema.GetSchemaResponse\x12Z\n\x0fGetLatestSchema\x12%.danube_schema.GetLatestSchemaRequest\x1a .danube_schema.GetSchemaResponse\x12W\n\x0cListVersions\x12\".danube_schema.ListVersionsRequest\x1a#.danube_schema.ListVersionsResponse\x12i\n\x12\x43heckCompatibility\x12(.danube_schema.CheckCompatibilityRequest\x1a).danube_schema.CheckCompatibilityResponse\x12l\n\x13\x44\x65leteSchemaVersion\x12).danube_schema.DeleteSchemaVersionRequest\x1a*.danube_schema.DeleteSchemaVersionResponse\x12o\n\x14SetCompatibilityMode\x12*.danube_schema.SetCompatibilityModeRequest\x1a+.danube_schema.SetCompatibilityModeResponse\x12o\n\x14\x43onfigureTopicSchema\x12*.danube_schema.ConfigureTopicSchemaRequest\x1a+.danube_schema.ConfigureTopicSchemaResponse\x12\x84\x01\n\x1bUpdateTopicValidationPolicy\x12\x31.danube_schema.UpdateTopicValidationPolicyRequest\x1a\x32.danube_schema.UpdateTopicValidationPolicyResponse\x12o\n\x14GetTopicSchemaConfig\x12*.danube_schema.GetTopicSchemaConfigRequest\x1a+.danube_schema.GetTopicSchemaConfigResponse\x12W\n\x0cListSubjects\x12\".danube_schema.ListSubjectsRequest\x1a#.danube_schema.ListSubjectsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'SchemaRegistry_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_REGISTERSCHEMAREQUEST']._serialized_start=40
-  _globals['_REGISTERSCHEMAREQUEST']._serialized_end=183
-  _globals['_REGISTERSCHEMARESPONSE']._serialized_start=185
-  _globals['_REGISTERSCHEMARESPONSE']._serialized_end=290
-  _globals['_GETSCHEMAREQUEST']._serialized_start=292
-  _globals['_GETSCHEMAREQUEST']._serialized_end=363
-  _globals['_GETSCHEMARESPONSE']._serialized_start=366
-  _globals['_GETSCHEMARESPONSE']._serialized_end=610
-  _globals['_GETLATESTSCHEMAREQUEST']._serialized_start=612
-  _globals['_GETLATESTSCHEMAREQUEST']._serialized_end=653
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=655
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=693
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=695
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=769
-  _globals['_SCHEMAVERSIONINFO']._serialized_start=772
-  _globals['_SCHEMAVERSIONINFO']._serialized_end=909
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_start=912
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_end=1064
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_start=1066
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_end=1133
-  _globals['_DELETESCHEMAVERSIONREQUEST']._serialized_start=1135
-  _globals['_DELETESCHEMAVERSIONREQUEST']._serialized_end=1197
-  _globals['_DELETESCHEMAVERSIONRESPONSE']._serialized_start=1199
-  _globals['_DELETESCHEMAVERSIONRESPONSE']._serialized_end=1262
-  _globals['_SETCOMPATIBILITYMODEREQUEST']._serialized_start=1264
-  _globals['_SETCOMPATIBILITYMODEREQUEST']._serialized_end=1338
-  _globals['_SETCOMPATIBILITYMODERESPONSE']._serialized_start=1340
-  _globals['_SETCOMPATIBILITYMODERESPONSE']._serialized_end=1404
-  _globals['_CONFIGURETOPICSCHEMAREQUEST']._serialized_start=1407
-  _globals['_CONFIGURETOPICSCHEMAREQUEST']._serialized_end=1542
-  _globals['_CONFIGURETOPICSCHEMARESPONSE']._serialized_start=1544
-  _globals['_CONFIGURETOPICSCHEMARESPONSE']._serialized_end=1608
-  _globals['_UPDATETOPICVALIDATIONPOLICYREQUEST']._serialized_start=1610
-  _globals['_UPDATETOPICVALIDATIONPOLICYREQUEST']._serialized_end=1728
-  _globals['_UPDATETOPICVALIDATIONPOLICYRESPONSE']._serialized_start=1730
-  _globals['_UPDATETOPICVALIDATIONPOLICYRESPONSE']._serialized_end=1801
-  _globals['_GETTOPICSCHEMACONFIGREQUEST']._serialized_start=1803
-  _globals['_GETTOPICSCHEMACONFIGREQUEST']._serialized_end=1852
-  _globals['_GETTOPICSCHEMACONFIGRESPONSE']._serialized_start=1855
-  _globals['_GETTOPICSCHEMACONFIGRESPONSE']._serialized_end=1990
-  _globals['_LISTSUBJECTSREQUEST']._serialized_start=1992
-  _globals['_LISTSUBJECTSREQUEST']._serialized_end=2013
-  _globals['_SUBJECTSUMMARY']._serialized_start=2016
-  _globals['_SUBJECTSUMMARY']._serialized_end=2155
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=2157
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=2228
-  _globals['_SCHEMAREGISTRY']._serialized_start=2231
-  _globals['_SCHEMAREGISTRY']._serialized_end=3383
 # @@protoc_insertion_point(module_scope)

@@ -4,10 +4,8 @@
 # source: reflection_v1.proto
 # Protobuf Python Version: 6.31.0
 """Generated protocol buffer code."""
-from google.protobuf import descriptor as _descriptor
 from danube.server.proto.pool import POOL as _POOL
 from google.protobuf import runtime_version as _runtime_version
-from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
 _runtime_version.ValidateProtobufRuntimeVersion(
     _runtime_version.Domain.PUBLIC,
@@ -19,34 +17,9 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 )
 # @@protoc_insertion_point(imports)
 
-_sym_db = _symbol_database.Default()
-
-
-
-
 DESCRIPTOR = _POOL.AddSerializedFile(b'\n\x13reflection_v1.proto\x12\x12grpc.reflection.v1\"\x85\x02\n\x17ServerReflectionRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x1a\n\x10\x66ile_by_filename\x18\x03 \x01(\tH\x00\x12 \n\x16\x66ile_containing_symbol\x18\x04 \x01(\tH\x00\x12I\n\x19\x66ile_containing_extension\x18\x05 \x01(\x0b\x32$.grpc.reflection.v1.ExtensionRequestH\x00\x12\'\n\x1d\x61ll_extension_numbers_of_type\x18\x06 \x01(\tH\x00\x12\x17\n\rlist_services\x18\x07 \x01(\tH\x00\x42\x11\n\x0fmessage_request\"E\n\x10\x45xtensionRequest\x12\x17\n\x0f\x63ontaining_type\x18\x01 \x01(\t\x12\x18\n\x10\x65xtension_number\x18\x02 \x01(\x05\"\xb8\x03\n\x18ServerReflectionResponse\x12\x12\n\nvalid_host\x18\x01 \x01(\t\x12\x45\n\x10original_request\x18\x02 \x01(\x0b\x32+.grpc.reflection.v1.ServerReflectionRequest\x12N\n\x18\x66ile_descriptor_response\x18\x04 \x01(\x0b\x32*.grpc.reflection.v1.FileDescriptorResponseH\x00\x12U\n\x1e\x61ll_extension_numbers_response\x18\x05 \x01(\x0b\x32+.grpc.reflection.v1.ExtensionNumberResponseH\x00\x12I\n\x16list_services_response\x18\x06 \x01(\x0b\x32\'.grpc.reflection.v1.ListServiceResponseH\x00\x12;\n\x0e\x65rror_response\x18\x07 \x01(\x0b\x32!.grpc.reflection.v1.ErrorResponseH\x00\x42\x12\n\x10message_response\"7\n\x16\x46ileDescriptorResponse\x12\x1d\n\x15\x66ile_descriptor_proto\x18\x01 \x03(\x0c\"K\n\x17\x45xtensionNumberResponse\x12\x16\n\x0e\x62\x61se_type_name\x18\x01 \x01(\t\x12\x18\n\x10\x65xtension_number\x18\x02 \x03(\x05\"K\n\x13ListServiceResponse\x12\x34\n\x07service\x18\x01 \x03(\x0b\x32#.grpc.reflection.v1.ServiceResponse\"\x1f\n\x0fServiceResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\":\n\rErrorResponse\x12\x12\n\nerror_code\x18\x01 \x01(\x05\x12\x15\n\rerror_message\x18\x02 \x01(\t2\x89\x01\n\x10ServerReflection\x12u\n\x14ServerReflectionInfo\x12+.grpc.reflection.v1.ServerReflectionRequest\x1a,.grpc.reflection.v1.ServerReflectionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'reflection_v1_pb2', _globals)
-if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
-  _globals['_SERVERREFLECTIONREQUEST']._serialized_start=44
-  _globals['_SERVERREFLECTIONREQUEST']._serialized_end=305
-  _globals['_EXTENSIONREQUEST']._serialized_start=307
-  _globals['_EXTENSIONREQUEST']._serialized_end=376
-  _globals['_SERVERREFLECTIONRESPONSE']._serialized_start=379
-  _globals['_SERVERREFLECTIONRESPONSE']._serialized_end=819
-  _globals['_FILEDESCRIPTORRESPONSE']._serialized_start=821
-  _globals['_FILEDESCRIPTORRESPONSE']._serialized_end=876
-  _globals['_EXTENSIONNUMBERRESPONSE']._serialized_start=878
-  _globals['_EXTENSIONNUMBERRESPONSE']._serialized_end=953
-  _globals['_LISTSERVICERESPONSE']._serialized_start=955
-  _globals['_LISTSERVICERESPONSE']._serialized_end=1030
-  _globals['_SERVICERESPONSE']._serialized_start=1032
-  _globals['_SERVICERESPONSE']._serialized_end=1063
-  _globals['_ERRORRESPONSE']._serialized_start=1065
-  _globals['_ERRORRESPONSE']._serialized_end=1123
-  _globals['_SERVERREFLECTION']._serialized_start=1126
-  _globals['_SERVERREFLECTION']._serialized_end=1263
 # @@protoc_insertion_point(module_scope)

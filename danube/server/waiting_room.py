@@ -23,9 +23,9 @@ from danube.limits import KIB
 from danube.server.grpc.door import GrpcDoor
 from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
 from danube.server.proto import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2, health_pb2
+from danube.server.services.calls import BrokerCalls
 from danube.server.services.cluster_admin import ClusterAdmin
 from danube.server.services.grpc_health import Health
-from danube.server.services.ports import BrokerCalls
 
 if TYPE_CHECKING:
     from ssl import SSLContext

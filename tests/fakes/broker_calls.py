@@ -8,13 +8,12 @@ from typing import Any, cast
 import msgspec
 
 from danube.broker.operations import cluster as cluster_operations
+from danube.broker.operations import roles as role_operations
 from danube.config.loading import BrokerConfig
 from danube.core.metadata.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import (
-    InvalidArgument,
-    NotFound,
     SchemaIncompatible,
     SchemaInvalid,
     SchemaNotFound,
@@ -56,8 +55,6 @@ class FakeBrokerCalls:
         self.settings: dict[tuple[str, str], dict[str, Any]] = {}
         self.schemas: dict[str, list[dict[str, Any]]] = {}
         self.topic_schemas: dict[str, dict[str, Any]] = {}
-        self.role_by_name: dict[str, dict[str, Any]] = {}
-        self.binding_by_key: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     async def ask_controller(self, request: Any) -> Any:
         self.controller_requests.append(request)
@@ -79,8 +76,13 @@ class FakeBrokerCalls:
     def _cluster(self, op: str, args: dict[str, Any]) -> Any:
         """An operation of the broker itself, on this metadata."""
         answers: list[Any] = []
-        cluster_operations.TABLE[op](cast(Any, self), args, answers.append)
+        table = cluster_operations.TABLE | role_operations.TABLE
+        table[op](cast(Any, self), args, answers.append)
         return answers[0]
+
+    def propose(self, command: Command, answer: Any, view: Any = lambda made: None) -> None:
+        self.commit(command)
+        answer(view(None))
 
     @property
     def state(self) -> Metadata:
@@ -258,38 +260,11 @@ class FakeBrokerCalls:
 
     def _schema_configure_topic(self, topic: str, **given: Any) -> dict[str, Any]:
         present = {**self._schema_topic(topic), **given}
-        if present["subject"]:
-            present["schema_id"] = self._versions(present["subject"])[0]["schema_id"]
+        if not present["subject"]:
+            raise WrongState(f"topic {topic} has no schema subject")
+        present["schema_id"] = self._versions(present["subject"])[0]["schema_id"]
         self.topic_schemas[topic] = present
         return present
-
-    # Security
-
-    def _roles(self) -> list[dict[str, Any]]:
-        return list(self.role_by_name.values())
-
-    def _put_role(self, name: str, permissions: list[str]) -> None:
-        self.role_by_name[name] = {"name": name, "permissions": permissions, "system": False}
-
-    def _delete_role(self, name: str) -> None:
-        if self.role_by_name.pop(name, None) is None:
-            raise NotFound(f"role {name!r} does not exist")
-
-    def _bindings(self, scope: str | None = None, resource: str | None = None) -> list[dict[str, Any]]:
-        return [
-            one
-            for (where, what, _), one in self.binding_by_key.items()
-            if scope in (None, where) and resource in (None, what)
-        ]
-
-    def _put_binding(self, **binding: Any) -> None:
-        if binding["scope"] not in ("cluster", "namespace", "topic"):
-            raise InvalidArgument("scope is not known")
-        self.binding_by_key[binding["scope"], binding["resource_name"], binding["id"]] = binding
-
-    def _delete_binding(self, scope: str, resource_name: str, id: str) -> None:
-        if self.binding_by_key.pop((scope, resource_name, id), None) is None:
-            raise NotFound(f"binding {id!r} does not exist")
 
 
 def _over_the_wire(value: Any) -> Any:

@@ -8,7 +8,7 @@ from danube.core.metadata.commands import KnownConsumer
 from danube.errors import TopicNotFound
 from danube.limits import KIB, RECORD_BYTES_MAX
 from danube.server.grpc.door import DataHalves, GrpcDoor
-from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
+from danube.server.grpc.methods import Method, MethodKind, method_of, methods_of, services_in
 from danube.server.grpc.placing import Placing
 from danube.server.messages.consuming import Consuming, Place
 from danube.server.messages.publishing import Publishing
@@ -30,6 +30,7 @@ from danube.server.services.discovery import Discovery
 from danube.server.services.grpc_health import Health
 from danube.server.services.health import HealthCheck
 from danube.server.services.namespace_admin import NamespaceAdmin
+from danube.server.services.naming import find_consumer
 from danube.server.services.producer_service import ProducerService
 from danube.server.services.reflection import ServerReflection
 from danube.server.services.schema_registry import SchemaRegistry
@@ -38,6 +39,8 @@ from danube.server.services.segment_storage import StorageService
 from danube.server.services.topic_admin import TopicAdmin
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from danube.broker.routing.passing import ConnectionPassing
     from danube.broker.worker.worker import Worker
 
@@ -92,44 +95,33 @@ def _data_methods(broker: BrokerCalls, halves: DataHalves) -> dict[str, Method]:
     services = _services(DanubeApi_pb2)
     publishing, consuming, settling = halves.publishing, halves.consuming, halves.settling
     consumer_service = ConsumerService(broker, consuming)
-    producer_service = ProducerService(broker, publishing)
+    handlers: dict[str, dict[str, tuple[MethodKind, Callable[..., Any]]]] = {
+        "ProducerService": {
+            "CreateProducer": (MethodKind.UNARY, ProducerService(broker, publishing).create_producer),
+            "SendMessage": (MethodKind.DIRECT, publishing.send_message),
+        },
+        "ConsumerService": {
+            "Subscribe": (MethodKind.UNARY, consumer_service.subscribe),
+            "ReceiveMessages": (MethodKind.RECEIVE, consumer_service.receive_messages),
+            "Ack": (MethodKind.DIRECT, settling.ack),
+            "Nack": (MethodKind.DIRECT, settling.nack),
+        },
+    }
     methods = {
-        "/danube.ProducerService/CreateProducer": Method(
-            MethodKind.UNARY, DanubeApi_pb2.ProducerRequest, producer_service.create_producer
-        ),
-        "/danube.ProducerService/SendMessage": Method(
-            MethodKind.DIRECT, DanubeApi_pb2.StreamMessage, publishing.send_message
-        ),
-        "/danube.ConsumerService/Subscribe": Method(
-            MethodKind.UNARY, DanubeApi_pb2.ConsumerRequest, consumer_service.subscribe
-        ),
-        "/danube.ConsumerService/ReceiveMessages": Method(
-            MethodKind.RECEIVE, DanubeApi_pb2.ReceiveRequest, consumer_service.receive_messages
-        ),
-        "/danube.ConsumerService/Ack": Method(MethodKind.DIRECT, DanubeApi_pb2.AckRequest, settling.ack),
-        "/danube.ConsumerService/Nack": Method(MethodKind.DIRECT, DanubeApi_pb2.NackRequest, settling.nack),
+        f"/danube.{service}/{name}": method_of(services[service].methods_by_name[name], kind, handler)
+        for service, named in handlers.items()
+        for name, (kind, handler) in named.items()
     }
     methods |= methods_of(services["Discovery"], Discovery(broker))
     methods |= methods_of(services["HealthCheck"], HealthCheck(broker, publishing, consuming))
     methods |= methods_of(services["StorageService"], StorageService(broker))
-    return methods | _schema_methods(broker)
-
-
-def _schema_methods(broker: BrokerCalls) -> dict[str, Method]:
-    return methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
+    return methods | methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
 
 
 def _admin_methods(broker: BrokerCalls) -> dict[str, Method]:
-    services = _services(DanubeAdmin_pb2)
-    methods = _schema_methods(broker)
-    for name, servicer in (
-        ("BrokerAdmin", BrokerAdmin(broker)),
-        ("ClusterAdmin", ClusterAdmin(broker)),
-        ("NamespaceAdmin", NamespaceAdmin(broker)),
-        ("TopicAdmin", TopicAdmin(broker)),
-        ("SecurityAdmin", SecurityAdmin(broker)),
-    ):
-        methods |= methods_of(services[name], servicer)
+    methods = methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
+    for servicer in (BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin, SecurityAdmin):
+        methods |= methods_of(_services(DanubeAdmin_pb2)[servicer.__name__], servicer(broker))
     return methods
 
 
@@ -149,11 +141,7 @@ class _KnownByMetadata:
         self._broker = broker
 
     def find(self, consumer_id: int) -> KnownConsumer | None:
-        found = self._broker.metadata.consumers.find(consumer_id)
-        if found is None:
-            self._broker.refresh()
-            found = self._broker.metadata.consumers.find(consumer_id)
-        return found
+        return find_consumer(self._broker, consumer_id)
 
     def place(self, identity: KnownConsumer) -> Place:
         record = self._broker.metadata.topic_with_id(identity.topic_id)

@@ -39,11 +39,15 @@ def snake_case(name: str) -> str:
 def methods_of(service: ServiceDescriptor, servicer: object) -> dict[str, Method]:
     """A method for each RPC of the service; a servicer that lacks one is a bug."""
     return {
-        f"/{service.full_name}/{one.name}": Method(
-            _kind(one), GetMessageClass(one.input_type), getattr(servicer, snake_case(one.name))
+        f"/{service.full_name}/{one.name}": method_of(
+            one, _kind(one), getattr(servicer, snake_case(one.name))
         )
         for one in service.methods
     }
+
+
+def method_of(described: MethodDescriptor, kind: MethodKind, handler: Callable[..., Any]) -> Method:
+    return Method(kind, GetMessageClass(described.input_type), handler)
 
 
 def _kind(method: MethodDescriptor) -> MethodKind:

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from danube.errors import NotFound
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.calls import whole_list
-from danube.server.services.naming import number_of_broker
-from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.calls import BrokerCalls, Call, filled, whole_list
+from danube.server.services.naming import current, number_of_broker
 
 _NO_LEADER = "not_found"  # clients take this word for none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
@@ -40,7 +39,7 @@ class BrokerAdmin:
         return pb.BrokerResponse(leader=found["broker_id"])
 
     async def list_namespaces(self, request: pb.Empty, call: Call) -> pb.NamespaceListResponse:
-        return pb.NamespaceListResponse(namespaces=await whole_list(self._broker.ask, "namespaces"))
+        return pb.NamespaceListResponse(namespaces=current(self._broker).namespaces())
 
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
         """Answer at once: the moves are pending, and the leader makes some at a time."""
@@ -66,13 +65,8 @@ class BrokerAdmin:
         self, request: pb.ClusterBalanceRequest, call: Call
     ) -> pb.ClusterBalanceResponse:
         found = await self._broker.ask("balance")
-        figures = ("coefficient_of_variation", "mean_load", "max_load", "min_load", "std_deviation")
-        return pb.ClusterBalanceResponse(
-            **{name: found[name] for name in figures},
-            broker_count=found["broker_count"],
-            brokers=[_load(row) for row in found["brokers"]],
-            assignment_strategy=_STRATEGIES[found["strategy"]],
-        )
+        brokers, strategy = [_load(row) for row in found["brokers"]], _STRATEGIES[found["strategy"]]
+        return filled(pb.ClusterBalanceResponse, found, brokers=brokers, assignment_strategy=strategy)
 
     async def trigger_rebalance(self, request: pb.RebalanceRequest, call: Call) -> pb.RebalanceResponse:
         """The commands of upstream know by the word "background" that moves have begun."""

@@ -1,14 +1,12 @@
-"""Arguments of a unary or streaming RPC: the call it belongs to, and the broker it acts on.
-
-``whole_list`` joins the pages of a list, as the messages of the gRPC services have no pages.
-"""
+"""Arguments of a unary or streaming RPC: the call it belongs to, and the broker it acts on."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import address_text
@@ -19,12 +17,13 @@ from danube.limits import PAGE_ENTRIES_MAX
 from danube.server.messages.session import BrokerSession
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from danube.broker.worker.worker import Worker
     from danube.cluster.control.calls import Answer, Request
     from danube.config.loading import BrokerConfig
     from danube.core.metadata.commands import Command, Outcome
     from danube.core.metadata.machine import Metadata
-    from danube.server.services import ports
 
 
 OWNER_WAIT_S = 1.0
@@ -33,19 +32,18 @@ CONTROLLER_TIMEOUT_S = 11.0  # it gives up itself a moment before
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 
 
+_Message = TypeVar("_Message", bound="Message")
+
+
+@dataclass(slots=True)
 class Call:
-    """One RPC as its servicer sees it."""
+    """One RPC: the address that was dialled, headers (names in lower case), both ends and the connection."""
 
-    __slots__ = ("authority", "connection", "local_address", "metadata", "peer")
-
-    def __init__(
-        self, authority: str, metadata: Mapping[str, str], peer: str, local_address: str, connection: Any
-    ) -> None:
-        self.authority = authority
-        self.metadata = metadata
-        self.peer = peer
-        self.local_address = local_address
-        self.connection = connection
+    authority: str
+    metadata: Mapping[str, str]
+    peer: str
+    local_address: str  # ``host:port`` of this end
+    connection: Any
 
     @property
     def dialled(self) -> str:
@@ -54,7 +52,11 @@ class Call:
 
 
 class BrokerCalls:
-    """The broker as servicers use it, on one worker."""
+    """The broker as servicers use it, on one worker.  Whatever asks raises DanubeErrors.
+
+    ``ask`` has an operation carried out that any worker answers, ``ask_partition`` one at the owner of a
+    partition, by its physical name.
+    """
 
     def __init__(self, worker: Worker, session: BrokerSession) -> None:
         self._worker = worker
@@ -66,10 +68,6 @@ class BrokerCalls:
     @property
     def config(self) -> BrokerConfig:
         return self._worker.config
-
-    @property
-    def workers(self) -> int:
-        return self._worker.context.workers
 
     @property
     def draining(self) -> bool:
@@ -148,7 +146,7 @@ class BrokerCalls:
     def _scheme(self) -> str:
         return "https" if self.config.grpc.cert_file else "http"
 
-    def address_for(self, call: ports.Call) -> str:
+    def address_for(self, call: Call) -> str:
         """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
         config, scheme = self.config.grpc, self._scheme
         if config.advertised:
@@ -163,19 +161,13 @@ class BrokerCalls:
         return ":" + address_text(self._worker.context.listeners[door]).rpartition(":")[2]
 
     @property
-    def metrics_address(self) -> str:
-        """URL of the metrics; "" if they are off."""
-        address = self._worker.context.metrics_address
-        return f"http://{address}" if address else ""
-
-    @property
     def admin_address(self) -> str:
         scheme = "https" if self.config.admin.tls else "http"
         return f"{scheme}://{address_text(self._worker.context.listeners['admin'])}"
 
 
 async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: Any) -> list[Any]:
-    """All entries that an operation lists."""
+    """All entries that an operation lists, by its pages: the messages of the services have none."""
     found: list[Any] = []
     after: str | None = ""
     while after is not None:
@@ -185,3 +177,9 @@ async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: An
         found += answer["entries"]
         after = answer["after"]
     return found
+
+
+def filled(message: type[_Message], row: Mapping[str, Any], **others: Any) -> _Message:
+    """A message with the fields that an operation's answer has under the same names, and ``others``."""
+    same = {name: row[name] for name in message.DESCRIPTOR.fields_by_name if name in row}
+    return message(**{**same, **others})

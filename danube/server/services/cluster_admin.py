@@ -14,7 +14,7 @@ from danube.cluster.control.calls import Change, Changed, ClusterStatus, Status
 from danube.cluster.links.addresses import split_address
 from danube.errors import ConfigInvalid, InvalidArgument, NotSupported, WrongState
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.ports import BrokerCalls, Call
+from danube.server.services.calls import BrokerCalls, Call
 
 
 class ClusterAdmin:

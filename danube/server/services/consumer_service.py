@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from danube.core.dispatch.filters import KeyFilter
 from danube.core.http2.streams import Stream
 from danube.core.metadata.commands import KnowConsumer, KnownConsumer
-from danube.core.metadata.machine import Metadata
-from danube.errors import InvalidArgument, LimitExceeded, TopicNotFound
+from danube.errors import InvalidArgument, LimitExceeded
 from danube.ids import check_label, check_topic_name
 from danube.limits import KNOWN_CONSUMERS_MAX
 from danube.server.messages.consuming import Consuming, Streaming
 from danube.server.messages.convert import mode_of
 from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, ConsumerResponse, ReceiveRequest
 from danube.server.services.calls import BrokerCalls, Call
+from danube.server.services.naming import find_partition
 
 
 class ConsumerService:
@@ -31,7 +31,7 @@ class ConsumerService:
         check_label(request.consumer_name, "consumer")
         mode = mode_of(request.subscription_type)
         _check_filters(request.key_filters)
-        record, partition = self._metadata(request.topic_name).topic_of_partition(request.topic_name)
+        record, partition = find_partition(self._broker, request.topic_name)
         filters = tuple(request.key_filters)
         place = (record.topic_id, partition, request.subscription, request.consumer_name)
         known = self._broker.metadata.consumers.of(*place)
@@ -52,13 +52,6 @@ class ConsumerService:
             consumer_id=wanted.consumer_id,
             consumer_name=request.consumer_name,
         )
-
-    def _metadata(self, topic: str) -> Metadata:
-        try:
-            self._broker.metadata.topic_of_partition(topic)
-        except TopicNotFound:
-            self._broker.refresh()
-        return self._broker.metadata
 
     async def receive_messages(self, connection: Streaming, stream: Stream, request: ReceiveRequest) -> None:
         """Start the stream; it lives until the client, the owner or the broker ends it."""

@@ -13,7 +13,7 @@ from danube.server.proto.health_pb2 import (
     HealthListRequest,
     HealthListResponse,
 )
-from danube.server.services.ports import Call
+from danube.server.services.calls import Call
 
 WATCHES_MAX: Final = 256  # of one door
 WATCH_INTERVAL_S: Final = 0.25  # how late a change may be told

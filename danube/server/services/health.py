@@ -7,6 +7,7 @@ from danube.server.messages.consuming import Consuming
 from danube.server.messages.publishing import Publishing
 from danube.server.proto.DanubeApi_pb2 import HealthCheckRequest, HealthCheckResponse
 from danube.server.services.calls import BrokerCalls, Call
+from danube.server.services.naming import find_consumer
 
 _PRODUCER = HealthCheckRequest.ClientType.Producer
 _CONSUMER = HealthCheckRequest.ClientType.Consumer
@@ -43,10 +44,7 @@ class HealthCheck:
         return self._broker.serves(record.topic_id, index)
 
     def _consumer_known(self, consumer_id: int) -> bool:
-        found = self._broker.metadata.consumers.find(consumer_id)
-        if found is None:
-            self._broker.refresh()
-            found = self._broker.metadata.consumers.find(consumer_id)
+        found = find_consumer(self._broker, consumer_id)
         if found is None:
             return self._consuming.find(consumer_id) is not None
         return self._broker.serves(found.topic_id, found.partition)

@@ -12,8 +12,8 @@ from danube.limits import (
     SUBSCRIPTIONS_PER_PARTITION_MAX,
 )
 from danube.server.proto import DanubeAdmin_pb2 as pb
+from danube.server.services.calls import BrokerCalls, Call
 from danube.server.services.naming import current
-from danube.server.services.ports import BrokerCalls, Call
 
 
 class NamespaceAdmin:

@@ -6,18 +6,16 @@ topic of its own.  Here both lead to one TopicRecord and the physical names that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from danube.core.metadata.commands import TopicRecord
+from danube.core.metadata.commands import KnownConsumer, TopicRecord
 from danube.core.metadata.machine import Metadata
-from danube.errors import InvalidArgument, SubscriptionNotFound
-from danube.ids import check_label, check_topic_name
-from danube.server.services.ports import BrokerCalls
+from danube.errors import InvalidArgument, SubscriptionNotFound, TopicNotFound
+from danube.ids import check_topic_name
+from danube.server.services.calls import BrokerCalls
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """Meaning of a topic name in a request: the topic and the physical names of its partitions."""
 
     record: TopicRecord
@@ -32,19 +30,27 @@ def current(broker: BrokerCalls) -> Metadata:
 
 def find(broker: BrokerCalls, name: str) -> Named:
     """The topic behind a base or partition name; raises InvalidName or TopicNotFound."""
+    check_topic_name(name)
     metadata = current(broker)
     record = metadata.find_topic(name)
     if record is not None:
         return Named(record, record.physical_names)
-    check_topic_name(name)
     record, _ = metadata.topic_of_partition(name)
     return Named(record, [name])
 
 
-def check_subscription(name: str) -> str:
-    """The subscription's name as it is; raises InvalidName."""
-    check_label(name, "subscription")
-    return name
+def find_partition(broker: BrokerCalls, name: str) -> tuple[TopicRecord, int]:
+    """The topic and partition of a physical name, asked of newer metadata where it is not known yet."""
+    try:
+        return broker.metadata.topic_of_partition(name)
+    except TopicNotFound:
+        return current(broker).topic_of_partition(name)
+
+
+def find_consumer(broker: BrokerCalls, consumer_id: int) -> KnownConsumer | None:
+    """The consumer of an id, looked for again in newer metadata; None for an id that nobody has."""
+    found = broker.metadata.consumers.find(consumer_id)
+    return found if found is not None else current(broker).consumers.find(consumer_id)
 
 
 def required(text: str, field: str, hint: str) -> str:

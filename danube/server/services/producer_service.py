@@ -6,7 +6,6 @@ from typing import Any
 
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.known_consumers import producer_identity
-from danube.core.metadata.machine import Metadata
 from danube.errors import (
     Conflict,
     PolicyMismatch,
@@ -20,6 +19,7 @@ from danube.server.messages.convert import reliable_of
 from danube.server.messages.publishing import Publishing
 from danube.server.proto.DanubeApi_pb2 import ProducerAccessMode, ProducerRequest, ProducerResponse
 from danube.server.services.calls import BrokerCalls, Call
+from danube.server.services.naming import current, find_partition
 
 
 class ProducerService:
@@ -52,34 +52,25 @@ class ProducerService:
 
     # -- the topic --------------------------------------------------------------------------------
 
-    def _metadata(self) -> Metadata:
-        self._broker.refresh()
-        return self._broker.metadata
-
     async def _topic(self, name: str, reliable: bool) -> tuple[TopicRecord, int]:
         """The topic of this physical name, made when it is missing and that is allowed."""
         try:
-            return self._broker.metadata.topic_of_partition(name)
-        except TopicNotFound:
-            pass
-        try:
-            return self._metadata().topic_of_partition(name)
+            return find_partition(self._broker, name)
         except TopicNotFound:
             self._refuse_creation(name)
         base, index = split_partition_name(name)
         try:
             if index is None:
                 await self._create(name, 0, reliable)
-            elif self._metadata().find_topic(base) is None:
+            elif current(self._broker).find_topic(base) is None:
                 await self._create(base, index + 1, reliable)
             else:
                 await self._broker.ask("add_partitions", topic=base, partitions=index + 1)
         except Conflict:
             pass  # made by another call meanwhile, perhaps with fewer partitions
-        metadata = self._metadata()
-        if index is not None and metadata.topic(base).partitions <= index:
+        if index is not None and current(self._broker).topic(base).partitions <= index:
             await self._broker.ask("add_partitions", topic=base, partitions=index + 1)
-        return self._metadata().topic_of_partition(name)
+        return current(self._broker).topic_of_partition(name)
 
     def _refuse_creation(self, name: str) -> None:
         """Raise where a missing topic may not be made: names that conflict, or creation turned off."""

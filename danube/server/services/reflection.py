@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2
 
 from danube.errors import LimitExceeded
 from danube.server.proto.pool import POOL
-from danube.server.services.ports import Call
+from danube.server.services.calls import Call
 
 REQUESTS_PER_CALL_MAX: Final = 4_096
 NAME_CHARACTERS_MAX: Final = 1_000

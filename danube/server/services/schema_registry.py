@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound, WrongState
-from danube.ids import check_label, check_topic_name
+from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound
+from danube.ids import check_label
 from danube.limits import KIB, SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
 from danube.server.proto import SchemaRegistry_pb2 as pb
-from danube.server.services.calls import whole_list
+from danube.server.services.calls import BrokerCalls, Call, filled, whole_list
 from danube.server.services.naming import find, required
-from danube.server.services.ports import BrokerCalls, Call
 
 _MICROSECONDS: Final = 1_000_000
 _REMARKS_BYTES_MAX: Final = 16 * KIB
@@ -44,12 +43,7 @@ class SchemaRegistry:
             created_by=request.created_by,
             tags=list(request.tags),
         )
-        return pb.RegisterSchemaResponse(
-            schema_id=made["schema_id"],
-            version=made["version"],
-            is_new_version=made["is_new_version"],
-            fingerprint=made["fingerprint"],
-        )
+        return filled(pb.RegisterSchemaResponse, made)
 
     async def get_schema(self, request: pb.GetSchemaRequest, call: Call) -> pb.GetSchemaResponse:
         version = request.version if request.HasField("version") else None
@@ -67,14 +61,7 @@ class SchemaRegistry:
         found = await whole_list(self._broker.ask, "schema.versions", subject=_subject(request.subject))
         return pb.ListVersionsResponse(
             versions=[
-                pb.SchemaVersionInfo(
-                    version=one["version"],
-                    created_at=one["created_us"] // _MICROSECONDS,
-                    created_by=one["created_by"],
-                    description=one["description"],
-                    fingerprint=one["fingerprint"],
-                    schema_id=one["schema_id"],
-                )
+                filled(pb.SchemaVersionInfo, one, created_at=one["created_us"] // _MICROSECONDS)
                 for one in found
             ]
         )
@@ -120,7 +107,6 @@ class SchemaRegistry:
     async def configure_topic_schema(
         self, request: pb.ConfigureTopicSchemaRequest, call: Call
     ) -> pb.ConfigureTopicSchemaResponse:
-        check_topic_name(request.topic_name)
         subject = _subject(request.schema_subject)
         policy = str(ValidationPolicy.parse(request.validation_policy))
         topic = find(self._broker, request.topic_name).record.topic
@@ -137,16 +123,8 @@ class SchemaRegistry:
     async def update_topic_validation_policy(
         self, request: pb.UpdateTopicValidationPolicyRequest, call: Call
     ) -> pb.UpdateTopicValidationPolicyResponse:
-        check_topic_name(request.topic_name)
         policy = str(ValidationPolicy.parse(request.validation_policy))
         topic = find(self._broker, request.topic_name).record.topic
-        present = await self._broker.ask("schema.topic", topic=topic)
-        if not present["subject"]:
-            raise WrongState(
-                f"topic {topic} has no schema subject",
-                why="a validation policy says what becomes of records that break the subject's schema",
-                hint="set the subject first, with ConfigureTopicSchema",
-            )
         await self._broker.ask(
             "schema.configure_topic",
             topic=topic,
@@ -172,15 +150,7 @@ class SchemaRegistry:
         found = await whole_list(self._broker.ask, "schema.subjects")
         return pb.ListSubjectsResponse(
             subjects=[
-                pb.SubjectSummary(
-                    subject=one["subject"],
-                    schema_type=one["schema_type"],
-                    latest_version=one["latest_version"],
-                    compatibility_mode=one["compatibility"],
-                    schema_id=one["schema_id"],
-                    tags=one["tags"],
-                )
-                for one in found
+                filled(pb.SubjectSummary, one, compatibility_mode=one["compatibility"]) for one in found
             ]
         )
 
@@ -214,16 +184,10 @@ def _check_remarks(request: pb.RegisterSchemaRequest) -> None:
 
 
 def _schema(entry: dict[str, Any]) -> pb.GetSchemaResponse:
-    return pb.GetSchemaResponse(
-        schema_id=entry["schema_id"],
-        version=entry["version"],
-        subject=entry["subject"],
-        schema_type=entry["schema_type"],
+    return filled(
+        pb.GetSchemaResponse,
+        entry,
         schema_definition=entry["definition"],
-        description=entry["description"],
         created_at=entry["created_us"] // _MICROSECONDS,
-        created_by=entry["created_by"],
-        tags=entry["tags"],
-        fingerprint=entry["fingerprint"],
         compatibility_mode=entry["compatibility"],
     )

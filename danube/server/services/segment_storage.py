@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from danube.ids import check_topic_name
 from danube.server.proto.DanubeApi_pb2 import (
     ListSegmentDescriptorsRequest,
     ListSegmentDescriptorsResponse,
     SegmentDescriptorProto,
 )
 from danube.server.services.calls import BrokerCalls, Call
+from danube.server.services.naming import find
 
 
 class StorageService:
@@ -26,15 +26,8 @@ class StorageService:
 
         ``topic`` is a partition's name; of a partitioned topic's own name nothing is listed.
         """
-        check_topic_name(request.topic)
-        self._broker.refresh()
-        metadata = self._broker.metadata
-        record = metadata.find_topic(request.topic)
-        if record is None:
-            record = metadata.topic_of_partition(request.topic)[0]
-        elif record.partitions:
-            return ListSegmentDescriptorsResponse()
-        if not record.policy.reliable:
+        record, names = find(self._broker, request.topic)
+        if names != [request.topic] or not record.policy.reliable:
             return ListSegmentDescriptorsResponse()
         # A repeated request names the last offset that the client has; a first request also says 0.
         first = min(request.after_offset + 1, 1 << 62) if request.after_offset else 0

@@ -3,8 +3,6 @@
 A request names a topic, the base of a partitioned one, or one partition; see
 :mod:`danube.server.services.naming`.  What concerns partitions is asked of each owner and joined.
 Policies and settings of subscriptions hold for the whole topic, whichever of its names is used.
-
-The failure policy as the admin messages spell it, to and from the core's.
 """
 
 from __future__ import annotations
@@ -26,21 +24,19 @@ from danube.errors import (
     TopicNotFound,
     WrongState,
 )
-from danube.ids import check_namespace, check_topic_name, split_partition_name
+from danube.ids import check_label, check_namespace, check_topic_name, split_partition_name
 from danube.schema.model import SchemaType
 from danube.server.messages.convert import subscription_type_of
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from danube.server.services.calls import whole_list
+from danube.server.services.calls import BrokerCalls, Call, filled, whole_list
 from danube.server.services.naming import (
     Named,
-    check_subscription,
     current,
     find,
     no_subscription,
     number_of_broker,
     required_message,
 )
-from danube.server.services.ports import BrokerCalls, Call
 
 _BACKOFFS: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
 _POISONS: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
@@ -81,27 +77,14 @@ def read_failure_policy(policy: pb.SubscriptionFailurePolicy) -> FailurePolicy:
 def show_failure_policy(policy: FailurePolicy) -> pb.SubscriptionFailurePolicy:
     backoff = pb.Fixed if policy.backoff == "fixed" else pb.Exponential
     poison = {"dead_letter": pb.DeadLetter, "block": pb.Block}.get(policy.poison, pb.Drop)
-    shown = pb.SubscriptionFailurePolicy(
+    return filled(
+        pb.SubscriptionFailurePolicy,
+        msgspec.structs.asdict(policy),
         max_redelivery_count=min(policy.max_redelivery_count, (1 << 32) - 1),
-        ack_timeout_ms=policy.ack_timeout_ms,
-        base_redelivery_delay_ms=policy.base_redelivery_delay_ms,
-        max_redelivery_delay_ms=policy.max_redelivery_delay_ms,
+        dead_letter_topic=policy.dead_letter_topic or None,
         backoff_strategy=backoff,
         poison_policy=poison,
     )
-    if policy.dead_letter_topic:
-        shown.dead_letter_topic = policy.dead_letter_topic
-    return shown
-
-
-def stored_failure_policy(fields: dict[str, Any]) -> FailurePolicy:
-    """The policy that an operation answered as a map."""
-    return msgspec.convert(fields, FailurePolicy)
-
-
-def mode_number(mode: str | None) -> int:
-    """The subscription type as a number; 0 if the subscription was never made."""
-    return subscription_type_of(mode) if mode is not None else 0
 
 
 UNACKED_MAX: Final = 10_000
@@ -252,7 +235,8 @@ class TopicAdmin:
 
     async def unsubscribe(self, request: pb.SubscriptionRequest, call: Call) -> pb.SubscriptionResponse:
         """Deletes a subscription with its cursors, on every partition or, while consumers use it, on none."""
-        name = check_subscription(request.subscription)
+        name = request.subscription
+        check_label(name, "subscription")
         found = find(self._broker, request.topic)
         held = [one for one in await self._subscriptions_of(found) if one["subscription"] == name]
         if not held:
@@ -276,8 +260,8 @@ class TopicAdmin:
         self, request: pb.SetSubscriptionFailurePolicyRequest, call: Call
     ) -> pb.SubscriptionResponse:
         """Works before the subscription exists, and reaches a live one at once."""
-        name = check_subscription(request.subscription)
-        check_topic_name(request.topic)
+        name = request.subscription
+        check_label(name, "subscription")
         policy = read_failure_policy(required_message(request, "failure_policy"))
         topic = self._reliable_topic(request.topic)
         await self._broker.ask(
@@ -292,13 +276,17 @@ class TopicAdmin:
         self, request: pb.GetSubscriptionFailurePolicyRequest, call: Call
     ) -> pb.GetSubscriptionFailurePolicyResponse:
         """The policy that was set, else what an existing subscription has from its topic; else unset."""
-        name = check_subscription(request.subscription)
+        name = request.subscription
+        check_label(name, "subscription")
         record = find(self._broker, request.topic).record
         settings = await self._settings(record.topic, name)
-        response = pb.GetSubscriptionFailurePolicyResponse(subscription_type=mode_number(settings["mode"]))
+        mode = settings["mode"]
+        response = pb.GetSubscriptionFailurePolicyResponse(
+            subscription_type=subscription_type_of(mode) if mode is not None else 0  # it was never made
+        )
         if settings["failure"] is not None:
-            policy = stored_failure_policy(settings["failure"])
-        elif settings["mode"] is not None and record.policy.reliable:
+            policy = msgspec.convert(settings["failure"], FailurePolicy)
+        elif mode is not None and record.policy.reliable:
             policy = record.policy.failure
         else:
             return response
@@ -309,8 +297,8 @@ class TopicAdmin:
         self, request: pb.SetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.SubscriptionResponse:
         """How many messages may be unacked; reaches a live subscription at once."""
-        name = check_subscription(request.subscription)
-        check_topic_name(request.topic)
+        name = request.subscription
+        check_label(name, "subscription")
         unacked = required_message(request, "dispatch_config").max_unacked_messages
         if not 1 <= unacked <= UNACKED_MAX:
             raise InvalidArgument(f"max_unacked_messages is {unacked}", hint=f"set it to 1 .. {UNACKED_MAX}")
@@ -324,7 +312,8 @@ class TopicAdmin:
         self, request: pb.GetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.GetSubscriptionDispatchConfigResponse:
         """Unset where nothing was set for this subscription."""
-        name = check_subscription(request.subscription)
+        name = request.subscription
+        check_label(name, "subscription")
         record = find(self._broker, request.topic).record
         settings = await self._settings(record.topic, name)
         response = pb.GetSubscriptionDispatchConfigResponse()

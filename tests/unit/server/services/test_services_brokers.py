@@ -9,6 +9,7 @@ import pytest
 
 from danube.cluster.control.calls import Change, Changed, ClusterStatus
 from danube.cluster.raft.engine import Members
+from danube.core.metadata.commands import PutRole, Role
 from danube.core.metadata.roles import PERMISSIONS
 from danube.errors import DanubeError
 from danube.server.proto import DanubeAdmin_pb2 as pb
@@ -144,8 +145,7 @@ def test_roles_that_are_missing(admin: Admin) -> None:
 
 
 def test_a_system_role_stays(admin: Admin) -> None:
-    admin("create_role", role())
-    admin.broker.role_by_name["reader"]["system"] = True
+    admin.broker.commit(PutRole(role=Role("reader", ("Consume",), system=True)))
     status, _ = admin.refused("delete_role", pb.DeleteRoleRequest(name="reader"))
     assert status == "FAILED_PRECONDITION"
     assert admin("get_role", pb.GetRoleRequest(name="reader")).role.system
@@ -212,16 +212,16 @@ def test_bindings_are_listed_by_their_exact_place(admin: Admin) -> None:
     [
         (pb.CreateBindingRequest(), "no binding"),
         (binding(id=""), "binding id"),
-        (binding(principal_type=""), "principal_type"),
+        (binding(principal_type=""), "use user, service_account"),
         (binding(principal_type="robot"), "use user, service_account"),
         (binding(principal_name=""), "principal_name"),
-        (binding(role_names=[]), "role_names"),
+        (binding(role_names=[]), "names 1 .. "),
         (binding(scope=""), "use cluster, namespace, topic"),
         (binding(scope="Topic"), "use cluster, namespace, topic"),
-        (binding(scope="cluster"), "takes no resource_name"),
+        (binding(scope="cluster"), "names no resource"),
         (binding(scope="namespace", resource_name=""), "namespace"),
         (binding(scope="namespace", resource_name="/default/t"), "namespace"),
-        (binding(resource_name=""), "resource_name"),
+        (binding(resource_name=""), "needs a resource name"),
     ],
 )
 def test_bindings_that_cannot_be(admin: Admin, request_: Any, says: str) -> None:
@@ -229,7 +229,7 @@ def test_bindings_that_cannot_be(admin: Admin, request_: Any, says: str) -> None
     status, text = admin.refused("create_binding", request_)
     assert status == "INVALID_ARGUMENT"
     assert says in text
-    assert not admin.broker.binding_by_key
+    assert not admin.broker.metadata.access.bindings()
 
 
 def test_a_binding_to_a_role_that_is_not_there(admin: Admin) -> None:

@@ -39,8 +39,7 @@ from danube.spark.history.reading import read_split
 from danube.spark.history.selecting import Catalogue
 from danube.spark.jobs.export import export
 from danube.spark.jobs.export.state import ExportState
-from danube.spark.source.typed_rows import TypedRows
-from danube.spark.source.values import find_schemas
+from danube.spark.source.values import TypedRows, find_schemas
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

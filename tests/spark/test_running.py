@@ -59,16 +59,16 @@ def test_progress_is_told_at_the_end_at_least() -> None:
 
 
 def test_options_are_read_in_any_case_and_secrets_are_not_shown() -> None:
-    read = read_job_options("job", {"STORAGE": "s3://b/p", "s3.access_key": "one", "s3.secretKey": "two"}, {})
+    read = read_job_options({"STORAGE": "s3://b/p", "s3.access_key": "one", "s3.secretKey": "two"}, {})
     assert read.storage == "s3://b/p" and read.settings is not None
     assert "two" not in repr(read.settings)
     with pytest.raises(InvalidArgument, match=r"s3\.colour is not known"):
-        read_job_options("job", {"s3.colour": "blue"}, {})
+        read_job_options({"s3.colour": "blue"}, {})
     with pytest.raises(InvalidArgument, match=r"s3\.part_bytes") as caught:
-        read_job_options("job", {"s3.part_bytes": "much"}, {})
+        read_job_options({"s3.part_bytes": "much"}, {})
     assert "much" not in str(caught.value)
     with pytest.raises(InvalidArgument, match="processes"):
-        read_job_options("job", {"processes": "-1"}, COMMON)
+        read_job_options({"processes": "-1"}, COMMON)
 
 
 def test_the_command_line_takes_store_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,8 @@ from danube.spark.history.offsets import PartitionKey
 from danube.spark.history.options import ReadOptions, read_options
 from danube.spark.history.plan import EXPIRED, GIVEN_UP, WAITING, Lost, Split, refuse_lost
 from danube.spark.history.reading import read_split
-from danube.spark.history.selecting import Catalogue, Known
+from danube.spark.history.selecting import ENDED, Catalogue, Known, tail_runs
 from danube.spark.history.tail import PartitionEnds, Tail
-from danube.spark.history.tail_runs import ENDED, tail_runs
 from danube.spark.jobs.replay.plan import plan_lanes
 from danube.wal.segments.holes import Hole, HoleKind
 from danube.wal.segments.segment import LogIdentity

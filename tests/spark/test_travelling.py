@@ -20,8 +20,7 @@ from danube.spark.failures import error_from_spark
 from danube.spark.history.options import read_options
 from danube.spark.jobs.spark_runner import JobReader, JobSource
 from danube.spark.sink.options import read_sink_options
-from danube.spark.sink.sink import DanubeArrowWriter
-from danube.spark.sink.sink_stream import DanubeStreamArrowWriter
+from danube.spark.sink.sink import DanubeArrowWriter, DanubeStreamArrowWriter
 from danube.spark.source.frame import RowsOfSplits, SplitSource
 from danube.spark.source.schema import columns_of
 from danube.spark.source.source import DanubeDataSource, DanubeReader

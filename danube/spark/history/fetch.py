@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,8 @@ from danube.wal.segments.segment import (
 from danube.wal.segments.walk import Place, intact_header
 from danube.wal.stores.directory import LocalStore
 
-_INDEXES_MAX: Final = 64
-_PLACES_MAX: Final = 256
-_PROVEN_MAX: Final = 4_096
+_Key = TypeVar("_Key")
+_Found = TypeVar("_Found")
 _STEP_BYTES: Final = 1 * MIB
 
 
@@ -197,8 +196,8 @@ def _range_in_file(fd: int, piece: Piece, where: str) -> tuple[int, int, int, tu
     if piece.whole:
         return HEADER_BYTES, segment.data_end, segment.base_offset, ()
     if not segment.sealed:
-        place = _active_places.find(fd, where, segment, piece.start)
-        last = _active_places.find(fd, where, segment, piece.end - 1)
+        place = _place_of(fd, where, segment, piece.start)
+        last = _place_of(fd, where, segment, piece.end - 1)
         header = intact_header(files.pread(fd, BATCH_HEADER_BYTES, last.position))
         reached = header is not None and header.base_offset == last.offset < piece.end <= header.end_offset
         end = last.position + header.size if header is not None and reached else segment.data_end
@@ -212,15 +211,11 @@ def _index_in_file(fd: int, segment: SegmentRef, where: str) -> SparseIndex:
     if index is None:
         size = files.size_of(fd)
         tail = files.pread(fd, max(0, size - segment.data_end), segment.data_end)
-        index = _indexes.put(key, _index_of(tail, size))
+        index = _indexes[key] = _index_of(tail, size)
     return index
 
 
 # -- objects ----------------------------------------------------------------------------------------
-
-_proven: OrderedDict[str, None] = (
-    OrderedDict()
-)  # objects of which a piece was read, and whose header was right
 
 
 def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fetched:
@@ -236,9 +231,7 @@ def _fetch_object(place: StorePlace, identity: LogIdentity, piece: Piece) -> Fet
         _check_header(bytes(data[:HEADER_BYTES]), identity, segment, where)
     elif segment.log_id != NO_LOG and where not in _proven:
         _check_header(store.get(segment.key, 0, HEADER_BYTES), identity, segment, where)
-        _proven[where] = None
-        while len(_proven) > _PROVEN_MAX:
-            _proven.popitem(last=False)
+        _proven[where] = True
     start = HEADER_BYTES if begin == 0 else 0
     return Fetched(piece, np.frombuffer(data, np.uint8), begin, start, offset, where, boundaries)
 
@@ -248,7 +241,7 @@ def _index_in_store(place: StorePlace, segment: SegmentRef) -> SparseIndex:
     index = _indexes.get(key)
     if index is None:
         tail = place.store().get(segment.key, segment.data_end, segment.size_bytes)
-        index = _indexes.put(key, _index_of(tail, segment.size_bytes))
+        index = _indexes[key] = _index_of(tail, segment.size_bytes)
     return index
 
 
@@ -295,39 +288,30 @@ def _range_of(index: SparseIndex, piece: Piece) -> tuple[int, int, int, tuple[tu
     return begin, end, offset, boundaries
 
 
-class _Indexes:
-    """Indexes that this process has read; the least recently used go first."""
+class _Recent(OrderedDict[_Key, _Found]):
+    """What this process has found last, so many of it; the oldest go first."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], SparseIndex] = OrderedDict()
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
 
-    def get(self, key: tuple[str, int]) -> SparseIndex | None:
-        return self._known.get(key)
-
-    def put(self, key: tuple[str, int], index: SparseIndex) -> SparseIndex:
-        self._known[key] = index
-        while len(self._known) > _INDEXES_MAX:
-            self._known.popitem(last=False)
-        return index
+    def __setitem__(self, key: _Key, found: _Found) -> None:
+        super().__setitem__(key, found)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
 
-class _ActivePlaces:
-    """Positions of readers in active segments, so that a stream does not walk them anew each time."""
+def _place_of(fd: int, where: str, segment: SegmentRef, offset: int) -> Place:
+    """The place of the batch that holds ``offset``, or where walking headers stopped.
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, int], Place] = OrderedDict()
-
-    def find(self, fd: int, where: str, segment: SegmentRef, offset: int) -> Place:
-        """The place of the batch that holds ``offset``, or where walking headers stopped."""
-        key = (where, files.inode_of(fd))
-        place = self._known.get(key)
-        if place is None or place.offset > offset:
-            place = Place(HEADER_BYTES, segment.base_offset)
-        place = _walked(fd, place, segment.data_end, offset)
-        self._known[key] = place
-        while len(self._known) > _PLACES_MAX:
-            self._known.popitem(last=False)
-        return place
+    A stream goes on where it was in an active segment.
+    """
+    key = (where, files.inode_of(fd))
+    place = _active_places.get(key)
+    if place is None or place.offset > offset:
+        place = Place(HEADER_BYTES, segment.base_offset)
+    place = _active_places[key] = _walked(fd, place, segment.data_end, offset)
+    return place
 
 
 def _walked(fd: int, place: Place, limit: int, offset: int) -> Place:
@@ -346,5 +330,6 @@ def _walked(fd: int, place: Place, limit: int, offset: int) -> Place:
     return place
 
 
-_indexes: Final = _Indexes()
-_active_places: Final = _ActivePlaces()
+_indexes: Final = _Recent[tuple[str, int], SparseIndex](64)
+_active_places: Final = _Recent[tuple[str, int], Place](256)
+_proven: Final = _Recent[str, bool](4_096)  # objects of which a piece was read, and whose header was right

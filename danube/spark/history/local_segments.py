@@ -8,9 +8,10 @@ mark.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from danube.core.batch.format import HEADER_BYTES as BATCH_HEADER_BYTES
 from danube.errors import Damage, StorageFailed, StorageIncompatible
@@ -30,6 +31,7 @@ from danube.wal.segments.segment import (
 )
 from danube.wal.segments.walk import WINDOW_BYTES, Place, intact_header, read_run
 
+_Part = TypeVar("_Part", SegmentHeader, Summary)
 _ATTEMPTS: Final = 3
 _SEALED_MAX: Final = 200_000
 
@@ -95,8 +97,9 @@ class LocalSegments:
         fd = files.open_existing(path, writable=False)
         try:
             size = files.size_of(fd)
-            header = self._header(fd)
-            summary = self._summary(fd, size)
+            header = self._ours(lambda: read_header(files.pread(fd, HEADER_BYTES, 0)))
+            footer_start = max(0, size - SUMMARY_BYTES)
+            summary = self._ours(lambda: read_summary(files.pread(fd, SUMMARY_BYTES, footer_start), size))
             if summary is not None and summary.base_offset == base:
                 return _sealed(path.name, summary, size, following)
             if header is None or header.base_offset != base:
@@ -107,26 +110,15 @@ class LocalSegments:
         finally:
             files.close(fd)
 
-    def _header(self, fd: int) -> SegmentHeader | None:
-        """Return the header; None without one that belongs here."""
+    def _ours(self, read: Callable[[], _Part | None]) -> _Part | None:
+        """The header, or the footer's summary; None if it is missing, damaged or of another partition."""
         try:
-            header = read_header(files.pread(fd, HEADER_BYTES, 0))
+            found = read()
         except StorageIncompatible:
             raise
         except Damage:
             return None
-        belongs: bool = header.identity == self._identity
-        return header if belongs else None
-
-    def _summary(self, fd: int, size: int) -> Summary | None:
-        """Return the footer's summary; None for an unsealed segment or a damaged footer."""
-        try:
-            summary = read_summary(files.pread(fd, SUMMARY_BYTES, max(0, size - SUMMARY_BYTES)), size)
-        except StorageIncompatible:
-            raise
-        except Damage:
-            return None
-        return summary if summary is not None and summary.identity == self._identity else None
+        return found if found is not None and found.identity == self._identity else None
 
     def _end(self, fd: int, size: int, base: int, unsynced: bool) -> Place:
         """Return the end of the records of the last segment."""

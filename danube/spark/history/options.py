@@ -20,10 +20,11 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 EARLIEST_NUMBER: Final = -2
 LATEST_NUMBER: Final = -1
-_STORE_PREFIX: Final = "s3."
+STORE_PREFIX: Final = "s3."
 _WILD: Final = ("*", "?", "[")
 _OFFSET_MAX: Final = 2**63 - 1
 
+Readers = Mapping[str, Callable[[str], Any]]
 OffsetsByTopic = dict[str, dict[int, int]]
 
 
@@ -70,14 +71,19 @@ def _wild(name: str) -> bool:
     return any(mark in name for mark in _WILD)
 
 
-def _count(text: str) -> int:
+def parse_count(text: str, least: int = 0) -> int:
+    """A whole number, ``least`` or more; ValueError for anything else."""
     try:
         number = int(text.replace("_", ""))
     except ValueError:
         raise ValueError("is not a whole number") from None
-    if number < 1:
-        raise ValueError("must be 1 or more")
+    if number < least:
+        raise ValueError(f"must be {least} or more")
     return number
+
+
+def _count(text: str) -> int:
+    return parse_count(text, 1)
 
 
 def _topics(text: str) -> tuple[str, ...]:
@@ -137,7 +143,7 @@ def _offset(value: Any) -> int:
     return value
 
 
-_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+_READERS: Final[Readers] = {
     "topic": _topics,
     "storage": _places,
     "path": _places,
@@ -153,9 +159,13 @@ _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "includeAttributes": parse_boolean,
     "decode": str.strip,
 }
-_NAMES: Final = {name.lower(): name for name in _READERS}
-_STORE_NAMES: Final = {
-    one.name.replace("_", ""): one.name for one in fields(StorageSettings) if one.name != "url"
+_FIELDS: Final = {
+    "topic": "topics",
+    "broker": "broker",
+    "maxRecordsPerTrigger": "records_per_trigger_max",
+    "minPartitions": "partitions_min",
+    "failOnDataLoss": "fail_on_data_loss",
+    "includeAttributes": "include_attributes",
 }
 _CONTRADICTIONS: Final = (
     ("startingOffsets", "startingTimestamp"),
@@ -169,32 +179,20 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
 
     ``streaming`` None: the caller does not know yet whether this is a stream.
     """
-    values: dict[str, Any] = {}
-    store: dict[str, Any] = {}
-    for key, text in given.items():
-        lower = key.lower()
-        if lower.startswith(_STORE_PREFIX):
-            name, value = _store_setting(key, text)
-            store[name] = value
-            continue
-        name = _NAMES.get(lower, "")
-        if not name:
-            raise _unknown(key, list(_NAMES.values()))
-        values[name] = _read(name, _READERS[name], str(text))
+    values, store = read_given(given, _READERS)
     for one, other in _CONTRADICTIONS:
         if one in values and other in values:
             raise InvalidArgument(f"options {one} and {other} exclude each other", hint="keep one of them")
     return _checked(values, store, streaming)
 
 
-def _checked(values: dict[str, Any], store: dict[str, Any], streaming: bool | None) -> ReadOptions:
+def _checked(values: dict[str, Any], store: StorageSettings | None, streaming: bool | None) -> ReadOptions:
     if "topic" not in values:
         raise InvalidArgument(
             "option topic is missing", hint="name one, several with commas, or a pattern: /default/*"
         )
     storage = values.get("storage") or values.get("path") or ()
-    broker = values.get("broker", "")
-    if not storage and not broker:
+    if not storage and not values.get("broker"):
         raise InvalidArgument(
             "neither storage nor broker is given",
             hint="storage is a data directory or s3://bucket/prefix; broker is danube://host:port",
@@ -205,19 +203,15 @@ def _checked(values: dict[str, Any], store: dict[str, Any], streaming: bool | No
     starting = _bound(values, "starting", default)
     ending = _bound(values, "ending", Bound(LATEST))
     _check_mode(values, starting, ending, streaming)
+    decode = values.get("decode", "")
     return ReadOptions(
-        topics=values["topic"],
+        **{field: values[name] for name, field in _FIELDS.items() if name in values},
         storage=storage,
-        store=StorageSettings(**store) if store else None,
-        broker=broker,
+        store=store,
         starting=starting,
         ending=ending,
-        records_per_trigger_max=values.get("maxRecordsPerTrigger", 0),
-        partitions_min=values.get("minPartitions", 0),
         split_bytes=max(1, values.get("splitBytes", SPLIT_BYTES)),
-        fail_on_data_loss=values.get("failOnDataLoss", True),
-        include_attributes=values.get("includeAttributes", True),
-        decode="" if values.get("decode", "").lower() == "false" else values.get("decode", ""),
+        decode="" if decode.lower() == "false" else decode,
     )
 
 
@@ -261,32 +255,60 @@ def _bound(values: dict[str, Any], side: str, default: Bound) -> Bound:
     return bound
 
 
-def _read(name: str, read: Callable[[str], Any], text: str) -> Any:
+def read_given(given: Mapping[str, str], readers: Readers) -> tuple[dict[str, Any], StorageSettings | None]:
+    """Values of the options by name, and the settings of a store among them (``s3.*``); None without any.
+
+    Names count in any case, with or without dashes.  InvalidArgument names the option, what is wrong and
+    what to write.  The text of a setting is not shown: it may be a secret.
+    """
+    names = {name.lower(): name for name in readers}
+    settings = {f"{STORE_PREFIX}{one.name}": one for one in fields(StorageSettings) if one.name != "url"}
+    plain = {_plain(name): one for name, one in settings.items()}
+    values: dict[str, Any] = {}
+    store: dict[str, Any] = {}
+    for key, text in given.items():
+        if key.lower().startswith(STORE_PREFIX):
+            one = plain.get(_plain(key))
+            if one is None:
+                raise _unknown(key, list(settings))
+            store[one.name] = _read(key, one.metadata["setting"].read, str(text), secret=True)
+            continue
+        name = names.get(key.lower().replace("-", ""))
+        if name is None:
+            raise _unknown(key, list(readers))
+        values[name] = _read(name, readers[name], str(text))
+    return values, StorageSettings(**store) if store else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(".", "")
+
+
+def _read(name: str, read: Callable[[str], Any], text: str, *, secret: bool = False) -> Any:
     try:
         return read(text)
     except DanubeError:
         raise
     except ValueError as error:
-        raise InvalidArgument(f"option {name} {error}", why=f"it is {text[:200]!r}") from None
+        why = "" if secret else f"it is {text[:200]!r}"
+        raise InvalidArgument(f"option {name} {error}", why=why) from None
 
 
-def _store_setting(key: str, text: str) -> tuple[str, Any]:
-    plain = key[len(_STORE_PREFIX) :].lower().replace("_", "").replace("-", "").replace(".", "")
-    name = _STORE_NAMES.get(plain)
-    if name is None:
-        raise _unknown(key, [_STORE_PREFIX + each for each in _STORE_NAMES.values()])
-    setting = next(one.metadata["setting"] for one in fields(StorageSettings) if one.name == name)
-    try:
-        return name, setting.read(str(text))
-    except ValueError as error:
-        raise InvalidArgument(f"option {key} {error}") from None  # its value may be a secret
+def one_of(*words: str) -> Callable[[str], str]:
+    """A reader of one of these words."""
+
+    def read(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return word
+
+    return read
 
 
 def _unknown(key: str, names: list[str]) -> InvalidArgument:
-    near = difflib.get_close_matches(key, names, 1, 0.5)
-    if not near:
-        lower = {name.lower(): name for name in names}
-        near = [lower[one] for one in difflib.get_close_matches(key.lower(), list(lower), 1, 0.5)]
+    lower = {name.lower(): name for name in names}
+    near = [lower[one] for one in difflib.get_close_matches(key.lower(), lower, 1, 0.5)]
     return InvalidArgument(
         f"option {key} is not known",
         why=f"did you mean {near[0]}?" if near else "",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from danube.cluster.log import log_file
 from danube.config.sections import StorageSettings
@@ -30,21 +31,6 @@ from danube.wal.tier.keys import METADATA_PREFIX, PARTITIONS_PREFIX, manifest_pr
 from danube.wal.tier.manifest import EntryFlag, Manifest
 
 _ATTEMPTS: Final = 3
-
-
-class Place(Protocol):
-    """A data directory or a store."""
-
-    @property
-    def name(self) -> str: ...
-
-    def metadata(self) -> Metadata:
-        """Topics and schemas as the place knows them; NotFound where it knows none."""
-        ...
-
-    def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
-        """The segments of a partition; ``unsynced``: with what is written and perhaps not yet on disk."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,18 +88,11 @@ class StorePlace:
         return _opened(self.settings)
 
     def metadata(self) -> Metadata:
-        store = self.store()
-        for _ in range(_ATTEMPTS):
-            newest = ""
-            for info in store.list(METADATA_PREFIX):
-                newest = info.key
-            if not newest:
-                break
-            try:
-                return Metadata.restore(store.get(newest))
-            except ObjectMissing:
-                continue  # replaced by a newer one
-        raise NotFound(f"{self.name} holds no metadata", hint="check the URL and its prefix")
+        """Topics and schemas as the store's copy has them; NotFound where there is none."""
+        newest = self._newest(METADATA_PREFIX)
+        if newest is None:
+            raise NotFound(f"{self.name} holds no metadata", hint="check the URL and its prefix")
+        return Metadata.restore(newest)
 
     def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
         manifest = self.manifest(identity)
@@ -124,18 +103,19 @@ class StorePlace:
 
     def manifest(self, identity: LogIdentity) -> Manifest | None:
         """The manifest in force; None if nothing was uploaded."""
+        newest = self._newest(manifest_prefix(identity))
+        return None if newest is None else Manifest.decode(newest)
+
+    def _newest(self, prefix: str) -> bytes | None:
+        """The object that comes last below ``prefix``; None if there is none."""
         store = self.store()
         for _ in range(_ATTEMPTS):
-            newest = ""
-            for info in store.list(manifest_prefix(identity)):
-                newest = info.key
-            if not newest:
+            keys = [info.key for info in store.list(prefix)]
+            if not keys:
                 return None
-            try:
-                return Manifest.decode(store.get(newest))
-            except ObjectMissing:
-                continue  # three are kept, and newer ones came while this one was fetched
-        raise NotFound(f"the manifest of {identity.directory_name} in {self.name} changes too fast")
+            with suppress(ObjectMissing):  # a few are kept, and newer ones came while this one was fetched
+                return store.get(keys[-1])
+        raise NotFound(f"what lies below {prefix} in {self.name} changes too fast")
 
 
 AnyPlace = DataDirectory | StorePlace

@@ -23,12 +23,13 @@ from danube.spark.history.fetch import Fetcher
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound, ReadOptions
 from danube.spark.history.places import AnyPlace, open_place
-from danube.spark.history.plan import Piece, Selection
+from danube.spark.history.plan import EXPIRED, Lost, Piece, Run, Selection, pieces_of, why_in_hole
 from danube.spark.history.segments import PartitionHistory, SegmentRef
 from danube.spark.history.tail import PartitionEnds, Tail
 from danube.wal.segments.holes import Hole, HoleKind
 from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
 
+ENDED = "the log ends before"
 HINT = "failOnDataLoss=false goes on with what is there"
 _log = telemetry.events("spark")
 
@@ -73,6 +74,58 @@ class Known(NamedTuple):
 
     def selection(self, start: int, end: int) -> Selection:
         return Selection(self.key.topic, self.key.topic_id, self.key.partition, start, end, self.histories)
+
+
+class Held(NamedTuple):
+    """Records of a partition: the ``pieces`` of places that hold them, then what only the broker has."""
+
+    selection: Selection
+    pieces: list[Piece]
+    tails: list[Run]
+
+
+def held(part: Known, start: int, end: int, lost: list[Lost]) -> Held:
+    """Where the records ``start .. end`` are; what is nowhere is added to ``lost``."""
+    stored = min(end, max(part.stored_end, start))
+    selection = part.selection(start, stored)
+    pieces, gone = pieces_of(selection)
+    lost += gone
+    return Held(selection, pieces, tail_runs(part, stored, end, lost) if stored < end else [])
+
+
+def tail_runs(part: Known, start: int, end: int, lost: list[Lost]) -> list[Run]:
+    """Runs of the records ``start .. end`` of a partition, which lie behind all that places hold.
+
+    Nothing is asked for that lies in a hole: no record comes for it, and a reader would wait.
+    """
+    topic, topic_id, partition = part.key
+    told = part.told
+    ended = max(start, told.end if told is not None else start)
+    if ended < end:
+        lost.append(Lost(topic, partition, ended, end, ENDED))
+        end = ended
+    if told is None:
+        return []
+    first = min(max(start, told.start), end)
+    if first > start:
+        lost.append(Lost(topic, partition, start, first, EXPIRED))
+    runs: list[Run] = []
+
+    def ask(stop: int) -> None:
+        if first < stop:
+            runs.append(Run(topic, topic_id, partition, first, stop, (), part.physical))
+
+    for hole in sorted(told.holes):
+        begin, stop = max(hole.start, first), min(hole.end, end)
+        if begin >= stop:
+            continue
+        ask(begin)
+        why = why_in_hole(hole)
+        if why:
+            lost.append(Lost(topic, partition, begin, stop, why))
+        first = stop
+    ask(end)
+    return runs
 
 
 def places_of(options: ReadOptions) -> list[AnyPlace]:

@@ -111,12 +111,9 @@ class Tail:
 
     def offset_at_time(self, partition: str, time_us: int) -> int:
         """Offset of the first record of a physical partition that was appended then or later, or its end."""
-        client = self._live()
-        session, connection = client._session, client._connection
-        with connection.lock:
-            asked = session.admin("offset_at", partition, kind="time", value=max(0, time_us))
-        connection.wait(asked, _WAIT_S, f"asking {partition} for a time")
-        return int(asked.value["offset"])
+        time_us = max(0, time_us)
+        told = asked(self._live(), "offset_at", partition, _WAIT_S, kind="time", value=time_us)
+        return int(told["offset"])
 
     def read(
         self, partition: str, start: int, end: int, lose: Lose | None = None
@@ -186,28 +183,30 @@ class Tail:
     @staticmethod
     def _state(client: Client, partition: str, name: str) -> Mapping[str, Any]:
         """How the subscription stands; empty if the broker does not say now."""
-        session, connection = client._session, client._connection
         try:
-            with connection.lock:
-                asked = session.admin("describe_subscription", partition, subscription=name)
-            connection.wait(asked, _CLOSE_S)
+            return dict(asked(client, "describe_subscription", partition, _CLOSE_S, subscription=name))
         except DanubeError:
             return {}
-        return dict(asked.value)
 
     @staticmethod
     def _forget(client: Client, consumer: PartitionConsumer, partition: str, name: str) -> None:
         """Unsubscribe, and delete the subscription."""
-        session, connection = client._session, client._connection
+        connection = client._connection
         try:
             with connection.lock:
                 closed = consumer.close()
             connection.wait(closed, _CLOSE_S)
-            with connection.lock:
-                deleted = session.admin("delete_subscription", partition, subscription=name)
-            connection.wait(deleted, _CLOSE_S)
+            asked(client, "delete_subscription", partition, _CLOSE_S, subscription=name)
         except DanubeError:
             pass  # a broker that is gone takes the reader with it, and not its subscription
+
+
+def asked(client: Client, op: str, partition: str, timeout_s: float | None, **args: Any) -> Any:
+    """The answer of a partition's owner to an operation."""
+    connection = client._connection
+    with connection.lock:
+        reply = client._session.admin(op, partition, **args)
+    return connection.wait(reply, timeout_s, f"{op} of {partition}")
 
 
 def _tell_lost(state: Mapping[str, Any], lose: Lose) -> None:

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from danube.config.sections import StorageSettings, parse_boolean
-from danube.errors import DanubeError, InvalidArgument, StorageFailed
+from danube.errors import InvalidArgument, StorageFailed
 from danube.host import files
+from danube.spark.history.options import Readers, parse_count, read_given
 from danube.spark.history.places import AnyPlace, open_place
 from danube.spark.jobs.findings import Report
 
-Readers = Mapping[str, Callable[[str], Any]]
-
-STORE_PREFIX: Final = "s3."
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")  # one letter is a drive
 
 
 def parse_words(text: str) -> tuple[str, ...]:
     """Words between commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def parse_count(text: str) -> int:
-    """A whole number, 0 or more; ValueError for anything else."""
-    number = int(text.replace("_", ""))
-    if number < 0:
-        raise ValueError("must not be negative")
-    return number
 
 
 def parse_local_path(text: str) -> str:
@@ -47,7 +35,7 @@ def parse_local_path(text: str) -> str:
         return text
     if found[1].lower() != "file" or not text[found.end() :].startswith("/"):
         raise ValueError(
-            "it is a path of this machine, not the URL of a store: mount the store, or copy later"
+            "must be a path of this machine, not the URL of a store: mount the store, or copy later"
         )
     return "/" + text[found.end() :].lstrip("/")
 
@@ -89,46 +77,9 @@ class JobOptions:
         return not names or any(fnmatchcase(topic, name) for name in names)
 
 
-def read_job_options(job: str, given: Mapping[str, str], readers: Readers) -> JobOptions:
-    """Read what was given; names in any case.  InvalidArgument names the option and what to write."""
-    known = {**COMMON, **readers}
-    names = {name.lower(): name for name in known}
-    values: dict[str, Any] = {}
-    store = {key: str(text) for key, text in given.items() if key.lower().startswith(STORE_PREFIX)}
-    for key, text in given.items():
-        if key in store:
-            continue
-        name = names.get(key.lower().replace("-", ""))
-        if name is None:
-            near = get_close_matches(key.lower(), list(names), 1, 0.5)
-            raise InvalidArgument(
-                f"{job} has no option {key}",
-                why=f"did you mean {names[near[0]]}?" if near else "",
-                hint=f"options are {', '.join(sorted(known))}",
-            )
-        try:
-            values[name] = known[name](str(text))
-        except DanubeError:
-            raise
-        except ValueError as error:
-            raise InvalidArgument(f"option {name} cannot be {str(text)[:100]!r}", why=str(error)) from None
-    return JobOptions(values, _settings(store) if store else None)
-
-
-def _settings(given: Mapping[str, str]) -> StorageSettings:
-    """Settings of a store from ``s3.*`` options; the text of one that is wrong is not shown."""
-    known = {one.name.replace("_", ""): one for one in fields(StorageSettings) if one.name != "url"}
-    values: dict[str, Any] = {}
-    for key, text in given.items():
-        one = known.get(key[len(STORE_PREFIX) :].lower().replace("_", "").replace("-", ""))
-        if one is None:
-            names = ", ".join(STORE_PREFIX + each.name for each in known.values())
-            raise InvalidArgument(f"option {key} is not known", hint=f"options are {names}")
-        try:
-            values[one.name] = one.metadata["setting"].read(text)
-        except ValueError as error:
-            raise InvalidArgument(f"option {key} {error}") from None
-    return StorageSettings(**values)
+def read_job_options(given: Mapping[str, str], readers: Readers) -> JobOptions:
+    """Read what was given; InvalidArgument names the option and what to write."""
+    return JobOptions(*read_given(given, {**COMMON, **readers}))
 
 
 class Surroundings(NamedTuple):

@@ -10,22 +10,25 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from danube.errors import Unavailable
+from danube.errors import DanubeError, Unavailable
+from danube.spark.jobs.findings import Report
+from danube.spark.jobs.options import Surroundings, parse_arguments
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from danube.spark.jobs.options import Surroundings
+    from danube.spark.history.options import Readers
 
 Work = Callable[[Any], bytes]
 Progress = Callable[[str], None]
 
+EXIT_USAGE: Final = 2
 _AHEAD: Final = 2  # tasks handed out per process beyond the one it works on
 
 
@@ -66,6 +69,34 @@ def job_session(job: str, surroundings: Surroundings) -> Iterator[SparkSession |
         yield spark
     finally:
         spark.stop()
+
+
+def command(
+    job: str,
+    description: str,
+    readers: Readers,
+    run: Callable[[Mapping[str, str], SparkSession | None, Progress], Report],
+    told: Callable[[Report], Iterable[str]],
+    argv: Sequence[str] | None,
+    exit_code_of: Callable[[DanubeError], int] = lambda error: EXIT_USAGE,
+) -> int:
+    """The command line of a job; returns its exit code.  ``told``: the lines for people when it is done."""
+    given, surroundings = parse_arguments(job, description, readers, sys.argv[1:] if argv is None else argv)
+    try:
+        with job_session(job, surroundings) as spark:
+            report = run(given, spark, print_progress)
+    except DanubeError as error:
+        print_progress(f"error: {error}" + (f"\n  try: {error.hint}" if error.hint else ""))
+        return exit_code_of(error)
+    for line in told(report):
+        print_progress(line)
+    return report.exit_code
+
+
+def frame_of_rows(spark: SparkSession, schema: str, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """A DataFrame of the columns that ``schema`` names, ``name type, ...``."""
+    names = [column.split()[0] for column in schema.split(", ")]
+    return spark.createDataFrame([tuple(row[name] for name in names) for row in rows], schema)
 
 
 class LocalRunner:

@@ -10,10 +10,12 @@ import msgspec
 
 from danube.client.records.records import compression_of
 from danube.config.quantities import parse_duration_ms, parse_size_bytes
+from danube.config.sections import parse_boolean
 from danube.core.partition.policy import Durability
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
 from danube.limits import MIB
+from danube.spark.history.options import parse_count, read_given
 from danube.spark.sink.publishing import PublishOptions
 
 if TYPE_CHECKING:
@@ -24,9 +26,9 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "broker": ("broker", str),
     "topic": ("topic", str),
     "token": ("token", str),
-    "reliable": ("reliable", lambda text: _truth(text)),
+    "reliable": ("reliable", parse_boolean),
     "durability": ("durability", str),
-    "partitions": ("partitions", int),
+    "partitions": ("partitions", parse_count),
     "compression": ("compression", str),
     "batchBytes": ("batch_bytes", parse_size_bytes),
     "maxInFlightBytes": ("in_flight_bytes", parse_size_bytes),
@@ -58,27 +60,23 @@ class SinkOptions(msgspec.Struct, frozen=True):
 
 def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Read and check what ``option(...)`` was given; InvalidArgument names what is wrong."""
-    known = {name.lower(): name for name in (*_FIELDS, *_OWN, *_SPARKS)}
-    fields: dict[str, Any] = {}
-    own = {"jobId": "", "batchId": "0"}
-    for key, text in given.items():
-        name = known.get(key.lower())
-        if name is None:
-            _refuse_unknown(key, known)
-        elif name in own:
-            own[name] = text
-        elif name in _FIELDS:
-            field, read = _FIELDS[name]
-            fields[field] = _read(name, read, text)
+    readers: dict[str, Callable[[str], Any]] = {name: read for name, (_, read) in _FIELDS.items()}
+    values, store = read_given(
+        given, {**readers, "jobId": str, "batchId": _count, **dict.fromkeys(_SPARKS, str)}
+    )
+    fields = {field: values[name] for name, (field, _) in _FIELDS.items() if name in values}
+    if store is not None:
+        raise InvalidArgument("the sink takes no options of a store", why="it publishes through a broker")
     if not fields.get("broker"):
         raise InvalidArgument("the sink has no broker", hint='say .option("broker", "danube://host:6660")')
     publish = PublishOptions(**fields)
     check_publish_options(publish)
-    if own["jobId"]:
-        check_label(own["jobId"][:200], "job")
-    elif own["batchId"] != "0":
+    job, round_number = values.get("jobId", ""), values.get("batchId", 0)
+    if job:
+        check_label(job[:200], "job")
+    elif round_number:
         raise InvalidArgument("batchId needs a jobId", hint="the two together name the work")
-    return SinkOptions(publish, own["jobId"], _read("batchId", _count, own["batchId"]))
+    return SinkOptions(publish, job, round_number)
 
 
 def check_publish_options(options: PublishOptions) -> None:
@@ -118,30 +116,8 @@ def check_columns(schema: StructType, topic: str) -> None:
         )
 
 
-def _read(name: str, read: Callable[[str], Any], text: str) -> Any:
-    try:
-        return read(text)
-    except ValueError as error:
-        raise InvalidArgument(f"option {name} cannot be {text!r}", why=str(error)) from None
-
-
 def _count(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 48:
-        raise ValueError("it is a number from 0")
+    number = parse_count(text)
+    if number >= 1 << 48:
+        raise ValueError("is too large")
     return number
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError("it is true or false")
-    return text.lower() == "true"
-
-
-def _refuse_unknown(key: str, known: Mapping[str, str]) -> None:
-    near = get_close_matches(key.lower(), known, n=1)
-    raise InvalidArgument(
-        f"option {key!r} is not known",
-        why=f"did you mean {known[near[0]]}?" if near else "",
-        hint=f"options are {', '.join((*_FIELDS, *_OWN))}",
-    )

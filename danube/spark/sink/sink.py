@@ -6,6 +6,12 @@ one write: attempts of its tasks store each row once.  With it, every write unde
 That holds while a task's rows are the same in the same order, and is an error where other rows come
 (:mod:`danube.spark.sink.passed_over`); so a write that is to be repeated comes
 from a source that can be read again, and without a shuffle that orders rows by chance.
+
+``df.writeStream.format("danube")``: a query's batches.  Spark repeats a batch that was not committed with the
+same number, the same rows and the same split, also when the query is started again from its checkpoint.  So a
+task publishes under the query's id and its partition, and the batch's number is the round
+(:mod:`danube.client.machine.numbered`): what a killed attempt had stored is passed over, and an attempt of an
+earlier batch that comes late is fenced.
 """
 
 from __future__ import annotations
@@ -14,14 +20,14 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from danube.client.blocking.client import connect
 from danube.client.blocking.numbered import NumberedProducer
-from danube.errors import Conflict, InvalidArgument, WrongState
+from danube.errors import Conflict, InvalidArgument, NotSupported, WrongState
 from danube.spark.failures import hinted
 from danube.spark.sink.options import SinkOptions, check_columns, read_sink_options
 from danube.spark.sink.passed_over import HINT
@@ -33,6 +39,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _logger = logging.getLogger("danube.spark")
+
+# Where Spark tells a task of its query; not part of its public interface.
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 
 @dataclass
@@ -47,11 +57,15 @@ class Published(WriterCommitMessage):
 
 def arrow_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeArrowWriter:
     """The writer of one ``save()``; options and columns are checked here, on the driver."""
+    return DanubeArrowWriter(_checked(options, schema, overwrite, '.mode("append")'))
+
+
+def _checked(options: Mapping[str, str], schema: StructType, overwrite: bool, mode: str) -> SinkOptions:
     if overwrite:
-        raise InvalidArgument("a topic is not overwritten", hint='use .mode("append")')
+        raise InvalidArgument("a topic is not overwritten", hint=f"use {mode}")
     read = read_sink_options(options)
     check_columns(schema, read.publish.topic)
-    return DanubeArrowWriter(read)
+    return read
 
 
 class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
@@ -124,3 +138,45 @@ def current_task() -> TaskContext:
     if task is None:
         raise WrongState("a writer works inside a Spark task")
     return task
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> DanubeStreamArrowWriter:
+    """The writer of one query; options and columns are checked here, on the driver."""
+    read = _checked(options, schema, overwrite, '.outputMode("append") or "update"')
+    if read.job or read.round_number:
+        raise InvalidArgument(
+            "jobId and batchId are for df.write", why="a stream has its query's id for that"
+        )
+    return DanubeStreamArrowWriter(read)
+
+
+class DanubeStreamArrowWriter(Travelling, DataSourceStreamArrowWriter):
+    """Publishes each partition of each batch by a task of its own."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Published:
+        """One task: publish its rows of the batch, wait until the broker has acknowledged all of them."""
+        task = current_task()
+        query, batch = task.getLocalProperty(QUERY_PROPERTY), task.getLocalProperty(BATCH_PROPERTY)
+        if not query or batch is None or not batch.isdigit():
+            raise NotSupported(
+                "this Spark does not tell a task its query and batch",
+                why=f"{QUERY_PROPERTY}={query!r}, {BATCH_PROPERTY}={batch!r}",
+                hint="use foreachBatch with the options jobId and batchId",
+            )
+        stem = f"spark/{query}/{task.partitionId()}"
+        return publish_rows(
+            iterator, self._options.publish, stem, int(batch), task.partitionId(),
+            repeated=task.attemptNumber() > 0,
+        )  # fmt: skip
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """The batch is published; Spark notes it in the checkpoint next."""
+        told = [each for each in messages if isinstance(each, Published)]
+        _logger.debug("batch %d: published %d rows", batchId, sum(each.rows for each in told))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Leave published rows in place; the batch comes again and goes on behind them."""
+        _logger.warning("batch %d failed; it goes on behind what its tasks had published", batchId)

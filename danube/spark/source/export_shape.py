@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from danube.errors import SchemaIncompatible
-from danube.spark.source.schema import VALUE
+from danube.spark.source.value_types import VALUE
 
 
 class Growth(NamedTuple):

@@ -1,39 +1,17 @@
-"""The columns of ``format("danube")`` as Spark sees them; decode.COLUMNS holds the same ones for Arrow."""
+"""The columns of ``format("danube")`` as Spark sees them."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DataType, StructField, StructType
 
 from danube.errors import InvalidArgument
+from danube.spark.history import decode
+from danube.spark.source.value_types import VALUE
 
-COLUMNS: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("publish_time", TimestampType()),
-        StructField("append_time", TimestampType()),
-        StructField("key", BinaryType()),
-        StructField("payload", BinaryType()),
-        StructField("attributes", MapType(StringType(), StringType())),
-        StructField("producer", StringType()),
-        StructField("schema_id", LongType()),
-        StructField("schema_version", IntegerType()),
-    ]
-)
-VALUE: Final = "value"  # the column of decoded payloads
+COLUMNS: Final = from_arrow_schema(decode.COLUMNS)
 
 
 def columns_of(include_attributes: bool = True, value: DataType | None = None) -> StructType:

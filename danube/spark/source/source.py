@@ -50,7 +50,7 @@ class DanubeDataSource(Travelling, DataSource):
             return arrow_writer(self.given, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        from danube.spark.sink.sink_stream import stream_writer
+        from danube.spark.sink.sink import stream_writer
 
         with hinted():
             return stream_writer(self.given, schema, overwrite)

@@ -28,19 +28,16 @@ from danube.spark.history.plan import (
     Lost,
     Piece,
     Run,
-    Selection,
     Split,
     cut,
-    pieces_of,
     plan_splits,
     refuse_lost,
 )
 from danube.spark.history.reading import enable_logging, freeze_heap, read_split
-from danube.spark.history.selecting import Catalogue, Known
-from danube.spark.history.tail_runs import tail_runs
-from danube.spark.source.schema import VALUE, check_requested, columns_of
-from danube.spark.source.typed_rows import TypedRows
-from danube.spark.source.values import Schemas, find_schemas
+from danube.spark.history.selecting import Catalogue, Held, Known, held
+from danube.spark.source.schema import check_requested, columns_of
+from danube.spark.source.value_types import VALUE
+from danube.spark.source.values import Schemas, TypedRows, find_schemas
 from danube.spark.travelling import Travelling
 from danube.wal.segments.holes import Hole
 
@@ -93,23 +90,9 @@ class PlanReader(Travelling):
         self, catalogue: Catalogue, known: Sequence[Known], start: Ends, end: Ends
     ) -> list[InputPartition]:
         """Tasks for the records between ``start`` and ``end``; raises where some are lost."""
-        planned: list[tuple[Selection, list[Piece]]] = []
-        tails: list[Split] = []
-        lost: list[Lost] = []
-        for part in known:
-            first, last = start[part.key], end[part.key]
-            if first >= last:
-                continue
-            stored = min(last, max(part.stored_end, first))
-            selection = part.selection(first, stored)
-            pieces, gone = pieces_of(selection)
-            planned.append((selection, pieces))
-            lost += gone
-            if stored < last:
-                tails += [Split((run,)) for run in tail_runs(part, stored, last, lost)]
-        if self.options.fail_on_data_loss:
-            refuse_lost(lost)
-        options = self.options
+        held_by_key, options = self._held(known, start, end), self.options
+        planned = [(one.selection, one.pieces) for one in held_by_key.values()]
+        tails = [Split((run,)) for one in held_by_key.values() for run in one.tails]
         splits = plan_splits(planned, split_bytes=options.split_bytes, splits_min=options.partitions_min)
         return [SplitPartition(split, catalogue.places) for split in splits + tails]
 
@@ -117,27 +100,24 @@ class PlanReader(Travelling):
         self, catalogue: Catalogue, known: Sequence[Known], start: Ends, end: Ends
     ) -> list[InputPartition]:
         """Like planned(), and each task has the same records whenever the same ends are planned again."""
-        pieces: dict[PartitionKey, list[Piece]] = {}
-        tails: dict[PartitionKey, list[Run]] = {}
-        lost: list[Lost] = []
-        for part in known:
-            first, last = start[part.key], end[part.key]
-            if first >= last:
-                continue
-            stored = min(last, max(part.stored_end, first))
-            pieces[part.key], gone = pieces_of(part.selection(first, stored))
-            lost += gone
-            if stored < last:
-                tails[part.key] = tail_runs(part, stored, last, lost)
-        if self.options.fail_on_data_loss:
-            refuse_lost(lost)
+        held_by_key = self._held(known, start, end)
         holes = {part.key: part.holes for part in known}
         tasks = cut_ranges(start, end, holes, self.options.partitions_min, self.options.split_bytes)
         splits = [
-            Split(tuple(run for one in task for run in _runs_of(one, pieces.get(one.key, ()), tails)))
-            for task in tasks
+            Split(tuple(run for one in task for run in _runs_of(one, held_by_key[one.key]))) for task in tasks
         ]
         return [SplitPartition(split, catalogue.places) for split in splits]
+
+    def _held(self, known: Sequence[Known], start: Ends, end: Ends) -> dict[PartitionKey, Held]:
+        lost: list[Lost] = []
+        found = {
+            part.key: held(part, start[part.key], end[part.key], lost)
+            for part in known
+            if start[part.key] < end[part.key]
+        }
+        if self.options.fail_on_data_loss:
+            refuse_lost(lost)
+        return found
 
     def read_records(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records; nothing for the empty partition that Spark makes of an empty plan."""
@@ -156,12 +136,12 @@ class PlanReader(Travelling):
         freeze_heap()
 
 
-def _runs_of(one: Range, pieces: Sequence[Piece], tails: Mapping[PartitionKey, list[Run]]) -> Iterator[Run]:
+def _runs_of(one: Range, known: Held) -> Iterator[Run]:
     """How a range is read: what places hold of it, and what only the broker has."""
-    found = tuple(pieces_between(pieces, one.start, one.end))
+    found = tuple(pieces_between(known.pieces, one.start, one.end))
     if found:
         yield Run(*one.key, found[0].start, found[-1].end, found)
-    for tail in tails.get(one.key, ()):
+    for tail in known.tails:
         start, end = max(one.start, tail.start), min(one.end, tail.end)
         if start < end:
             yield tail._replace(start=start, end=end)

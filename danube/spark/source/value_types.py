@@ -18,6 +18,7 @@ from danube.schema.avro.types import Array, Enum, Fixed, Map, Primitive, Record,
 from danube.schema.json_text import decode as decode_json
 
 MICROSECONDS: Final = pa.timestamp("us", tz="UTC")
+VALUE: Final = "value"  # the column of decoded payloads
 JSON_TEXT: Final = pa.string()
 _PRECISION_MAX: Final = 38
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")

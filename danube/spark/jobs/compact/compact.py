@@ -9,11 +9,7 @@ says why not (``install=live``).  Where no broker is running ``install=offline``
 itself; ``install=none`` only reports.  Objects that were replaced or refused stay until the owner's mover
 sweeps them, so readers of the manifest before still find them.
 
-Options: ``storage`` (a store); ``topic``; ``keys``; ``below`` (objects smaller than this are merged); ``to``
-(bytes of what is made); ``tombstoneAge`` (older tombstones go; without it all stay); ``compactAfter``
-(younger records are left alone beside a broker; 60s); ``keysMax``; ``work`` (a directory for intermediate
-files, on each host); ``dryRun``; ``broker``; ``token``; ``install``; ``wait`` (for a broker that settles
-nothing; 5m); ``processes``; ``report``; ``s3.*``.
+Options: READERS, and docs/spark-jobs.md.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,29 +28,22 @@ import numpy as np
 from danube.config.quantities import parse_duration_ms, parse_size_bytes
 from danube.config.sections import parse_boolean
 from danube.core.partition.tier_plan import TierSettings, merge_next
-from danube.errors import Damage, DanubeError, Fenced, InvalidArgument, NotFound
+from danube.errors import Damage, Fenced, InvalidArgument, NotFound
 from danube.host.clock import wall_us
 from danube.limits import GIB, MIB
+from danube.spark.history.options import Readers, one_of, parse_count
 from danube.spark.history.places import StorePlace
 from danube.spark.jobs.compact.live import INSTALLED, REFUSED, UNANSWERED, LiveBroker, Outcome
 from danube.spark.jobs.compact.task import CompactTask, ends_well, stage
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import (
-    JobOptions,
-    Readers,
-    parse_arguments,
-    parse_count,
-    parse_local_path,
-    read_job_options,
-    write_report,
-)
+from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, write_report
 from danube.spark.jobs.running import (
     Pace,
     Progress,
     Runner,
-    job_session,
+    command,
+    frame_of_rows,
     no_progress,
-    print_progress,
     runner_for,
 )
 from danube.spark.jobs.validate.store import partitions_in
@@ -73,20 +63,12 @@ TO: Final = 512 * MIB
 TO_MAX: Final = 4 * GIB
 COMPACT_AFTER_MS: Final = 60_000
 WAIT_MS: Final = 300_000
-EXIT_USAGE: Final = 2
 FRAME_SCHEMA: Final = (
     "topic string, partition int, start long, end long, key string, sources int, source_bytes long, "
     "bytes long, removed long, outcome string, why string"
 )
 STAGED: Final = "staged"  # the outcome where nothing is installed
 _FOREVER: Final = 1 << 62
-
-
-def _install(text: str) -> str:
-    word = text.strip().lower()
-    if word not in ("none", "offline", "live"):
-        raise ValueError("use none, offline or live")
-    return word
 
 
 READERS: Final[Readers] = {
@@ -100,7 +82,7 @@ READERS: Final[Readers] = {
     "dryRun": parse_boolean,
     "broker": str.strip,
     "token": str.strip,
-    "install": _install,
+    "install": one_of("none", "offline", "live"),
     "wait": parse_duration_ms,
 }
 
@@ -109,7 +91,7 @@ def run(
     options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> Report:
     """Stage, and install where that was asked for; the report's ``facts`` tell what became of each object."""
-    read = read_job_options("compact", options, READERS)
+    read = read_job_options(options, READERS)
     live = _live(read)
     place = read.place()
     if not isinstance(place, StorePlace):
@@ -150,40 +132,29 @@ def _live(read: JobOptions) -> LiveBroker | None:
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:
     """One row for each object that was made: of what, how large, and what became of it."""
-    names = [name.split()[0] for name in FRAME_SCHEMA.split(", ")]
-    rows = [
-        tuple({**one, "topic": fact["topic"], "partition": fact["partition"]}[name] for name in names)
-        for fact in report.facts.values()
-        for one in fact["objects"]
-    ]
-    return spark.createDataFrame(rows, FRAME_SCHEMA)
+    rows = ({**one, **fact} for fact in report.facts.values() for one in fact["objects"])
+    return frame_of_rows(spark, FRAME_SCHEMA, rows)
 
 
+@dataclass
 class _Job:
     """One run."""
 
-    def __init__(
-        self,
-        options: JobOptions,
-        place: StorePlace,
-        runner: Runner,
-        report: Report,
-        progress: Progress,
-        work: str,
-        live: LiveBroker | None,
-    ) -> None:
-        self._options = options
-        self._place = place
-        self._runner = runner
-        self._report = report
-        self._progress = progress
-        self._work = work
-        self._live = live
-        self._keys = bool(options.get("keys", False))
-        self._log_ids: dict[int, bytes] = {}  # by topic id
+    options: JobOptions
+    place: StorePlace
+    runner: Runner
+    report: Report
+    progress: Progress
+    work: str
+    live: LiveBroker | None
+    log_ids: dict[int, bytes] = field(default_factory=dict)  # by topic id
+
+    @property
+    def keys(self) -> bool:
+        return bool(self.options.get("keys", False))
 
     def run(self) -> None:
-        options, report = self._options, self._report
+        options, report = self.options, self.report
         manifests = self._manifests()
         self._learn_logs()
         tasks = [task for manifest in manifests for task in self._tasks(manifest)]
@@ -195,9 +166,9 @@ class _Job:
         if options.get("dryRun", False):
             return
         report.count("objects", 0)
-        pace = Pace("compact", len(tasks), self._progress)
+        pace = Pace("compact", len(tasks), self.progress)
         made: dict[LogIdentity, list[Staged]] = {}
-        for number, result in self._runner.run(stage, tasks):
+        for number, result in self.runner.run(stage, tasks):
             objects = decode_staged(result)
             made.setdefault(tasks[number].identity, []).extend(objects)
             pace.step(sum(one.source_bytes for one in objects))
@@ -208,33 +179,30 @@ class _Job:
     def _learn_logs(self) -> None:
         """Whose the objects must be; a store without a copy of the metadata cannot say."""
         with suppress(NotFound, Damage):
-            for record in self._place.metadata().topics():
-                log_id = log_id_of_topic(record)
-                self._log_ids[record.topic_id] = log_id
+            topics = self.place.metadata().topics()
+            self.log_ids = {record.topic_id: log_id_of_topic(record) for record in topics}
 
     def _manifests(self) -> list[Manifest]:
-        found = [
-            self._place.manifest(each) for each in partitions_in(self._place.store()) if each is not None
-        ]
-        wanted = [one for one in found if one is not None and self._options.wants(one.topic)]
+        found = [self.place.manifest(each) for each in partitions_in(self.place.store()) if each is not None]
+        wanted = [one for one in found if one is not None and self.options.wants(one.topic)]
         return [one for one in wanted if not self._left_alone(one)]
 
     def _left_alone(self, manifest: Manifest) -> bool:
         """Whether the broker would not take anything of a partition; said before anything is staged."""
-        why = self._live.unwilling(manifest, keys=self._keys) if self._live is not None else ""
+        why = self.live.unwilling(manifest, keys=self.keys) if self.live is not None else ""
         if why:
-            self._report.remarks.append(
+            self.report.remarks.append(
                 f"{manifest.topic} partition {manifest.partition} is left alone: {why}"
             )
-            self._report.count("left_alone")
-            self._report.partial = True
+            self.report.count("left_alone")
+            self.report.partial = True
         return bool(why)
 
     # -- planning -----------------------------------------------------------------------------------
 
     def _tasks(self, manifest: Manifest) -> Iterator[CompactTask]:
         """Merges are tasks of their own; latest-per-key needs all of a partition's keys in one place."""
-        if self._keys:
+        if self.keys:
             groups = self._key_groups(manifest)
             if groups:
                 yield self._task(manifest, tuple(groups))
@@ -243,15 +211,15 @@ class _Job:
             yield self._task(manifest, (group,))
 
     def _task(self, manifest: Manifest, groups: tuple[tuple[SegmentEntry, ...], ...]) -> CompactTask:
-        options = self._options
+        options = self.options
         age_ms = options.get("tombstoneAge")
         first = groups[0][0]
         at_start = first.base_offset <= manifest.start_offset or first.base_offset == 0
         before_us = wall_us() - age_ms * 1_000 if age_ms is not None and at_start else 0
         return CompactTask(
-            self._place, manifest.topic, manifest.identity, manifest.epoch, groups,
-            self._keys, options.get("keysMax", KEYS_MAX), before_us, self._work,
-            self._log_ids.get(manifest.topic_id, NO_LOG),
+            self.place, manifest.topic, manifest.identity, manifest.epoch, groups,
+            self.keys, options.get("keysMax", KEYS_MAX), before_us, self.work,
+            self.log_ids.get(manifest.topic_id, NO_LOG),
         )  # fmt: skip
 
     def _merge_groups(self, manifest: Manifest) -> Iterator[tuple[SegmentEntry, ...]]:
@@ -260,8 +228,8 @@ class _Job:
         What a key compaction has left is joined with the rest by key compaction only.
         """
         settings = TierSettings(
-            merge_below=self._options.get("below", BELOW),
-            merge_to=min(TO_MAX, self._options.get("to", TO)),
+            merge_below=self.options.get("below", BELOW),
+            merge_to=min(TO_MAX, self.options.get("to", TO)),
             merge_after_us=0,
         )
         done, entries = last_compacted(manifest) + 1, manifest.entries
@@ -277,7 +245,7 @@ class _Job:
             index for index, entry in enumerate(entries) if entry.flags & EntryFlag.HOLE_BEFORE and index
         ]
         entries = entries[holes[-1] if holes else 0 :]
-        if self._live is not None:
+        if self.live is not None:
             entries = self._old_enough(entries)
         groups: list[tuple[SegmentEntry, ...]] = []
         group: list[SegmentEntry] = []
@@ -285,26 +253,26 @@ class _Job:
         for entry in entries:
             group.append(entry)
             size += entry.size_bytes
-            full = size >= self._options.get("to", TO)
-            if (full or entry is entries[-1]) and ends_well(self._place, manifest.identity, entry):
+            full = size >= self.options.get("to", TO)
+            if (full or entry is entries[-1]) and ends_well(self.place, manifest.identity, entry):
                 groups.append(tuple(group))
                 group, size = [], 0
         if group and len(entries):
-            self._report.remarks.append(
+            self.report.remarks.append(
                 f"{manifest.topic}: objects from offset {group[0].base_offset} on hold no producers' state"
             )
         return groups
 
     def _old_enough(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
         """A running broker leaves the newest object alone, and what consumers may still want to see whole."""
-        before_us = wall_us() - self._options.get("compactAfter", COMPACT_AFTER_MS) * 1_000
+        before_us = wall_us() - self.options.get("compactAfter", COMPACT_AFTER_MS) * 1_000
         young = [index for index, entry in enumerate(entries) if entry.last_append_us > before_us]
         return entries[: young[0] if young else -1]
 
     # -- installing ---------------------------------------------------------------------------------
 
     def _finish(self, manifest: Manifest, objects: Sequence[Staged]) -> None:
-        report = self._report
+        report = self.report
         outcomes = self._install(manifest, objects)
         report.count("objects", len(objects))
         report.count("bytes", sum(one.made.size_bytes for one in objects))
@@ -325,10 +293,10 @@ class _Job:
         report.remarks += [f"{manifest.topic} partition {manifest.partition}: {why}" for why in sorted(whys)]
 
     def _install(self, manifest: Manifest, objects: Sequence[Staged]) -> list[Outcome]:
-        if self._live is not None:
-            return self._live.install(manifest, objects)
-        if self._options.get("install", "none") == "offline":
-            return install(self._place, manifest, objects)
+        if self.live is not None:
+            return self.live.install(manifest, objects)
+        if self.options.get("install", "none") == "offline":
+            return install(self.place, manifest, objects)
         return [Outcome(STAGED, "objects are staged and not installed")] * len(objects)
 
 
@@ -386,25 +354,18 @@ def _replacing(objects: Sequence[Staged]) -> Change:
     return in_turn(*(replacing(made, sources) for made, sources in replaced))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.  Exit codes: 0 done, 9 some objects were not installed, 2 refused or failed."""
-    given, surroundings = parse_arguments(
-        "compact", "Fewer and larger objects.", READERS, sys.argv[1:] if argv is None else argv
-    )
-    try:
-        with job_session("compact", surroundings) as spark:
-            report = run(given, spark, print_progress)
-    except DanubeError as error:
-        print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
-        return EXIT_USAGE
-    for remark in report.remarks:
-        print_progress(remark)
+def _told(report: Report) -> Iterator[str]:
+    yield from report.remarks
     counts = report.counts
     sources, objects = counts.get("source_objects", 0), counts.get("objects", 0)
     words = [f"{counts[word]} {word}" for word in (INSTALLED, REFUSED, UNANSWERED) if word in counts]
     made = f"{sources} objects became {objects}" + (f" ({', '.join(words)})" if words else "")
-    print_progress(f"compact: {made}, {report.seconds} s")
-    return report.exit_code
+    yield f"compact: {made}, {report.seconds} s"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.  Exit codes: 0 done, 9 some objects were not installed, 2 refused or failed."""
+    return command("compact", "Fewer and larger objects.", READERS, run, _told, argv)
 
 
 if __name__ == "__main__":

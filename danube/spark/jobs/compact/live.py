@@ -7,16 +7,17 @@ next offer continues.  A refused object is named by no manifest, and the broker 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate, takewhile
+from typing import Final, NamedTuple
 
 import msgspec
 
 from danube.client.blocking.client import connect
-from danube.client.machine.reply import Plan
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import CallerError, DanubeError, TopicNotFound, WrongState
 from danube.limits import CONTROL_BYTES_MAX
+from danube.spark.history.tail import asked
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.staged import Staged, encode_staged
 
@@ -113,24 +114,13 @@ class LiveBroker:
         return [settled.get(one.made.content_hash, unanswered) for one in objects]
 
     def _ask(self, partition: str, topic_id: int, offered: Sequence[Staged]) -> list[tuple[str, str]]:
-        data = encode_staged(offered)
-        answers = self._client._connection.run(self._question(partition, topic_id, data))
+        facts = {"topic_id": topic_id, "objects": encode_staged(offered)}
+        answers = asked(self._client, "install_staged", partition, None, **facts)
         return [(str(word), str(why)) for word, why in answers]
-
-    def _question(self, partition: str, topic_id: int, objects: bytes) -> Plan[Any]:
-        session = self._client._session
-        return (yield session.admin("install_staged", partition, topic_id=topic_id, objects=objects))
 
 
 def _first_of(objects: Sequence[Staged]) -> list[Staged]:
     """Return as many objects as fit one question, at least one."""
-
-    def fitting() -> Iterator[Staged]:
-        size = 0
-        for number, one in enumerate(objects[:OFFERED_MAX]):
-            size += len(encode_staged([one]))
-            if number and size > OFFERED_BYTES_MAX:
-                return
-            yield one
-
-    return list(fitting())
+    sizes = accumulate(len(encode_staged([one])) for one in objects[:OFFERED_MAX])
+    count = sum(1 for _ in takewhile(lambda size: size <= OFFERED_BYTES_MAX, sizes))
+    return list(objects[: max(1, count)])

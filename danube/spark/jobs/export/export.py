@@ -3,11 +3,8 @@
     danube spark export --storage s3://bucket/prefix --topic /default/orders --target /lake
     danube spark export --local --storage /var/lib/danube --topic '/default/*' --target /lake
 
-Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: ``storage``; ``topic``;
-``broker`` (for records that are in no segment yet); ``target`` (a directory that driver and executors
-share); ``format`` (parquet, delta, iceberg); ``catalog`` (of Iceberg: a SQL URL); ``decode`` (typed values by
-the registry; true); ``keepPayload`` (beside the value; true); ``compression``; ``fileBytes`` (of history in
-one file); ``failOnDataLoss``; ``processes``; ``report``; ``s3.*``.
+Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: READERS, and
+docs/spark-jobs.md.
 """
 
 from __future__ import annotations
@@ -15,8 +12,9 @@ from __future__ import annotations
 import fcntl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,9 +22,9 @@ import pyarrow as pa
 
 from danube.config.quantities import parse_size_bytes
 from danube.config.sections import parse_boolean
-from danube.errors import Conflict, DanubeError, InvalidArgument, OffsetOutOfRange
+from danube.errors import Conflict, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
-from danube.spark.history.options import read_options
+from danube.spark.history.options import STORE_PREFIX, Readers, one_of, read_options
 from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.history.selecting import Catalogue, Known, refuse_gone
 from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
@@ -41,33 +39,24 @@ from danube.spark.jobs.export.task import (
     shape_of,
 )
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import (
-    STORE_PREFIX,
-    JobOptions,
-    Readers,
-    parse_arguments,
-    parse_local_path,
-    read_job_options,
-    write_report,
-)
+from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, write_report
 from danube.spark.jobs.running import (
     Pace,
     Progress,
     Runner,
-    job_session,
+    command,
+    frame_of_rows,
     no_progress,
-    print_progress,
     runner_for,
 )
 from danube.spark.source.export_shape import grown
-from danube.spark.source.schema import VALUE
+from danube.spark.source.value_types import VALUE
 from danube.spark.source.values import Schemas, find_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILE_BYTES: Final = 256 * MIB
-EXIT_USAGE: Final = 2
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 FRAME_SCHEMA: Final = (
     "table string, topic string, round int, partition int, start long, end long, file string, rows long, "
@@ -76,24 +65,14 @@ FRAME_SCHEMA: Final = (
 _WHOLE: Final = 1 << 60
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise ValueError(f"use one of {', '.join(words)}")
-        return word
-
-    return read
-
-
 READERS: Final[Readers] = {
     "broker": str.strip,
     "target": parse_local_path,
-    "format": _one_of(*FORMATS),
+    "format": one_of(*FORMATS),
     "catalog": str.strip,
     "decode": parse_boolean,
     "keepPayload": parse_boolean,
-    "compression": _one_of(*COMPRESSIONS),
+    "compression": one_of(*COMPRESSIONS),
     "fileBytes": parse_size_bytes,
     "failOnDataLoss": parse_boolean,
 }
@@ -103,7 +82,7 @@ def run(
     options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> Report:
     """Export what is new, in ``spark`` or, without one, in processes of this machine."""
-    read = read_job_options("export", options, READERS)
+    read = read_job_options(options, READERS)
     start_s = time.monotonic()
     report = Report(job="export")
     catalogue = _catalogue(read, options)
@@ -160,24 +139,24 @@ class _NewPart(NamedTuple):
             yield self.stored, self.end
 
 
+@dataclass
 class _Job:
     """One run over all topics."""
 
-    def __init__(
-        self, options: JobOptions, catalogue: Catalogue, runner: Runner, report: Report, progress: Progress
-    ) -> None:
-        self._options = options
-        self._catalogue = catalogue
-        self._runner = runner
-        self._report = report
-        self._progress = progress
-        self._format: str = options.get("format", "parquet")
-        self._losses_allowed = not options.get("failOnDataLoss", True)
+    options: JobOptions
+    catalogue: Catalogue
+    runner: Runner
+    report: Report
+    progress: Progress
+
+    @property
+    def losses_allowed(self) -> bool:
+        return not self.options.get("failOnDataLoss", True)
 
     def export_topic(self, topic: str, topic_id: int, count: int) -> None:
         """Finish the round that was under way, or make a new one of all that is new."""
         name = table_name(topic)
-        state = ExportState(Path(self._options.get("target")).absolute() / name)
+        state = ExportState(Path(self.options.get("target")).absolute() / name)
         state.prepare()
         with _alone(state):
             done = state.checkpoint(topic, topic_id)
@@ -191,9 +170,11 @@ class _Job:
                     return
                 state.begin(plan)
             else:
-                self._report.remarks.append(f"{name}: round {plan.number} was begun before and is finished")
+                self.report.remarks.append(f"{name}: round {plan.number} was begun before and is finished")
             written = self._write(state, plan, known)
-            table = open_table(self._format, state, name, self._options.get("catalog", ""))
+            table = open_table(
+                self.options.get("format", "parquet"), state, name, self.options.get("catalog", "")
+            )
             table.commit(plan, [one for one in written if one.rows], decode_shape(plan.shape))
             state.finish(plan)
             self._told(name, plan, written)
@@ -201,17 +182,17 @@ class _Job:
     def _history_of(self, kept: RoundPlan, known: Mapping[int, Known]) -> str:
         """The history under way; raises where what was kept is of records that are gone."""
         parts = list(known.values())
-        histories = self._catalogue.recorded_histories(parts)
-        if not self._losses_allowed:
+        histories = self.catalogue.recorded_histories(parts)
+        if not self.losses_allowed:
             ends = {part.key: kept.ends.get(str(number), 0) for number, part in known.items()}
             refuse_gone("the export", ends, kept.history, parts, histories)
         return histories[-1].history_id if histories else ""
 
     def _known(self, topic: str) -> list[Known]:
-        return [part for part in self._catalogue.partitions(unsynced=False) if part.key.topic == topic]
+        return [part for part in self.catalogue.partitions(unsynced=False) if part.key.topic == topic]
 
     def _told(self, name: str, plan: RoundPlan, written: Sequence[Exported]) -> None:
-        report = self._report
+        report = self.report
         report.count("tables")
         report.count("files", sum(1 for one in written if one.rows))
         report.count("records", sum(one.rows for one in written))
@@ -270,9 +251,9 @@ class _Job:
         versions = [(f"{one.subject}:{one.version}", one.value_type) for one in found.since(done.schema)]
         growth = grown(before.field(VALUE).type, versions, name)
         if growth.added:
-            self._report.remarks.append(f"{name}: {schema} added {', '.join(growth.added)}")
+            self.report.remarks.append(f"{name}: {schema} added {', '.join(growth.added)}")
         if growth.absent:
-            self._report.remarks.append(
+            self.report.remarks.append(
                 f"{name}: {schema} has no {', '.join(growth.absent)}: null in its rows"
             )
         return schema, shape_of(growth.type)
@@ -290,25 +271,25 @@ class _Job:
     def _file_bytes(self, total: int) -> int:
         """History in a file: so many files that all slots end at about the same time, within a half of what
         was asked for."""
-        wanted: int = self._options.get("fileBytes", FILE_BYTES)
-        slots = self._runner.slots
+        wanted: int = self.options.get("fileBytes", FILE_BYTES)
+        slots = self.runner.slots
         rounds = max(1, -(-total // (wanted * slots)))
         return max(wanted // 2, -(-total // (rounds * slots)), 1)
 
     def _pieces(self, part: Known, start: int, end: int) -> tuple[list[Piece], list[Lost]]:
         pieces, lost = pieces_of(part.selection(start, end))
-        if not self._losses_allowed:
+        if not self.losses_allowed:
             refuse_lost(lost)
         return pieces, lost
 
     def _schemas(self, topic: str, pinned: str) -> Schemas | None:
         """Return the schemas of a topic's payloads: ``pinned``, else its newest version; None for none."""
         if pinned:
-            return find_schemas(self._catalogue.metadata(), [topic], pinned)
-        record = self._catalogue.metadata().topic(topic)
-        if not self._options.get("decode", True) or record.schema is None or not record.schema.subject:
+            return find_schemas(self.catalogue.metadata(), [topic], pinned)
+        record = self.catalogue.metadata().topic(topic)
+        if not self.options.get("decode", True) or record.schema is None or not record.schema.subject:
             return None
-        found = find_schemas(self._catalogue.metadata(), [topic], "true")
+        found = find_schemas(self.catalogue.metadata(), [topic], "true")
         return None if found.target.schema_type == "bytes" else found
 
     # -- writing ------------------------------------------------------------------------------------
@@ -317,17 +298,17 @@ class _Job:
         schemas = self._schemas(plan.topic, plan.schema) if plan.schema else None
         tasks = [
             ExportTask(
-                self._split(known[one.partition], one), tuple(self._catalogue.places), one.name,
+                self._split(known[one.partition], one), tuple(self.catalogue.places), one.name,
                 str(state.table), str(state.staged), plan.shape, schemas,
-                bool(self._options.get("keepPayload", True)), self._options.get("compression", "zstd"),
-                self._losses_allowed, self._options.get("broker", ""),
+                bool(self.options.get("keepPayload", True)), self.options.get("compression", "zstd"),
+                self.losses_allowed, self.options.get("broker", ""),
             )
             for one in plan.files
             if one.partition in known
         ]  # fmt: skip
-        pace = Pace(f"export {plan.topic}", len(tasks), self._progress)
+        pace = Pace(f"export {plan.topic}", len(tasks), self.progress)
         written: list[Exported] = []
-        for _, result in self._runner.run(export, tasks):
+        for _, result in self.runner.run(export, tasks):
             written.append(decode(result))
             pace.step(written[-1].read_bytes)
         return sorted(written, key=lambda one: one.file)
@@ -338,7 +319,7 @@ class _Job:
         runs = []
         if one.start < stored:
             pieces, lost = self._pieces(part, one.start, stored)
-            self._report.count("lost", sum(each.end - each.start for each in lost))
+            self.report.count("lost", sum(each.end - each.start for each in lost))
             planned = plan_splits(
                 [(part.selection(one.start, stored), pieces)], split_bytes=_WHOLE, mixed=False
             )
@@ -363,13 +344,9 @@ def _fact(one: FilePlan, exported: Exported) -> dict[str, Any]:
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:
     """One row for each range that this run exported; ``file`` is empty if none was needed."""
-    names = [name.split()[0] for name in FRAME_SCHEMA.split(", ")]
-    rows = [
-        tuple({**one, "table": table, "topic": fact["topic"], "round": fact["round"]}[name] for name in names)
-        for table, fact in sorted(report.facts.items())
-        for one in fact["files"]
-    ]
-    return spark.createDataFrame(rows, FRAME_SCHEMA)
+    facts = sorted(report.facts.items())
+    rows = ({**one, "table": table, **fact} for table, fact in facts for one in fact["files"])
+    return frame_of_rows(spark, FRAME_SCHEMA, rows)
 
 
 def _tail_run(part: Known, start: int, end: int) -> Run:
@@ -393,20 +370,14 @@ def _alone(state: ExportState) -> Iterator[None]:
         yield
 
 
+def _done(report: Report) -> Iterator[str]:
+    records, made = report.counts.get("records", 0), report.counts.get("files", 0)
+    yield f"export: {records} records in {made} new files, {report.seconds} s"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line.  Exit codes: 0 done, 2 refused or failed; a run that failed can be started again."""
-    given, surroundings = parse_arguments(
-        "export", "Topics as tables.", READERS, sys.argv[1:] if argv is None else argv
-    )
-    try:
-        with job_session("export", surroundings) as spark:
-            report = run(given, spark, print_progress)
-    except DanubeError as error:
-        print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
-        return EXIT_USAGE
-    records, made = report.counts.get("records", 0), report.counts.get("files", 0)
-    print_progress(f"export: {records} records in {made} new files, {report.seconds} s")
-    return report.exit_code
+    return command("export", "Topics as tables.", READERS, run, _done, argv)
 
 
 if __name__ == "__main__":

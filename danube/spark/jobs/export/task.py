@@ -23,7 +23,7 @@ from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.places import AnyPlace
 from danube.spark.history.plan import Split
 from danube.spark.history.reading import read_split
-from danube.spark.source.schema import VALUE
+from danube.spark.source.value_types import VALUE
 from danube.spark.source.values import Schemas, ValueDecoder, tombstones_of
 
 GROUP_ROWS: Final = 262_144

@@ -29,20 +29,13 @@ from danube.host import files
 from danube.spark.history.reading import freeze_heap
 from danube.spark.jobs.replay.plan import Lane, read_lane
 from danube.spark.jobs.replay.target import LaneReport, Target, columns_kept, write_lane
+from danube.spark.jobs.spark_runner import JobTask
 from danube.spark.sink.sink import current_task
 from danube.spark.source.schema import check_requested, columns_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
-
-
-class LanePartition(InputPartition):
-    """One lane."""
-
-    def __init__(self, lane: Lane) -> None:
-        super().__init__(lane.range.number)
-        self.lane = lane
 
 
 class LaneReader(DataSourceReader):
@@ -53,11 +46,11 @@ class LaneReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [LanePartition(lane) for lane in self._lanes]
+        return [JobTask(lane.range.number, lane) for lane in self._lanes]
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        if isinstance(partition, LanePartition):
-            yield from read_lane(partition.lane, self._columns)
+        if isinstance(partition, JobTask):
+            yield from read_lane(partition.task, self._columns)
             freeze_heap()
 
 

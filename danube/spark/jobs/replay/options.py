@@ -12,15 +12,15 @@ from danube.config.quantities import parse_size_bytes
 from danube.config.sections import parse_boolean
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
-from danube.spark.history.options import ReadOptions, read_options
-from danube.spark.jobs.options import (
-    COMMON,
+from danube.spark.history.options import (
     STORE_PREFIX,
     Readers,
+    ReadOptions,
+    one_of,
     parse_count,
-    parse_local_path,
-    read_job_options,
+    read_options,
 )
+from danube.spark.jobs.options import COMMON, parse_local_path, read_job_options
 from danube.spark.jobs.replay.state import default_state_path, work_hash
 from danube.spark.jobs.replay.target import FORMATS, Target
 from danube.spark.sink.options import check_publish_options
@@ -40,32 +40,22 @@ _SOURCE: Final = (
 )
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise ValueError(f"it is {' or '.join(words)}")
-        return word
-
-    return read
-
-
 READERS: Final[Readers] = {
     **{name: str for name in _SOURCE if name not in COMMON},
     "where": str.strip,
     "to": str.strip,
     "toTopic": str.strip,
     "toDirectory": parse_local_path,
-    "format": _one_of(*FORMATS),
+    "format": one_of(*FORMATS),
     "token": str.strip,
     "job": str.strip,
     "state": parse_local_path,
     "dryRun": parse_boolean,
     "maxBytesPerSecond": parse_size_bytes,
     "maxRecordsPerSecond": parse_count,
-    "partitioning": _one_of("auto", KEEP, "key"),
-    "publishTime": _one_of(KEEP, "now"),
-    "schemas": _one_of(KEEP, "drop"),
+    "partitioning": one_of("auto", KEEP, "key"),
+    "publishTime": one_of(KEEP, "now"),
+    "schemas": one_of(KEEP, "drop"),
     "durability": str.strip,
     "reliable": parse_boolean,
     "compression": str.strip,
@@ -97,7 +87,7 @@ class ReplayOptions(msgspec.Struct, frozen=True):
 
 def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
     """Read what was given; InvalidArgument names the option, what is wrong and what to write."""
-    read = read_job_options("replay", given, READERS)
+    read = read_job_options(given, READERS)
     names = {name.lower(): name for name in _SOURCE}
     source = {
         names.get(key.lower(), key): text
@@ -163,17 +153,10 @@ def _publish_options(get: Callable[..., Any]) -> PublishOptions | None:
             hint="name a broker with to (danube://host:6660) and a topic with toTopic, or toDirectory",
         )
     check_topic_name(topic)
-    fields: dict[str, Any] = {"broker": broker, "topic": topic}
-    for option, field in (
-        ("token", "token"),
-        ("durability", "durability"),
-        ("reliable", "reliable"),
-        ("compression", "compression"),
-        ("batchBytes", "batch_bytes"),
-    ):
-        if get(option) is not None:
-            fields[field] = get(option)
-    options = PublishOptions(**fields)
+    names = ("token", "durability", "reliable", "compression")
+    fields = {name: get(name) for name in names} | {"batch_bytes": get("batchBytes")}
+    given = {name: value for name, value in fields.items() if value is not None}
+    options = PublishOptions(broker=broker, topic=topic, **given)
     check_publish_options(options)
     return options
 

@@ -12,10 +12,9 @@ from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import ReadOptions
 from danube.spark.history.places import AnyPlace
-from danube.spark.history.plan import Lost, Split, pieces_of, plan_splits, refuse_lost
+from danube.spark.history.plan import Lost, Split, plan_splits, refuse_lost
 from danube.spark.history.reading import read_split
-from danube.spark.history.selecting import Catalogue, Known, refuse_gone
-from danube.spark.history.tail_runs import tail_runs
+from danube.spark.history.selecting import Catalogue, Known, held, refuse_gone
 from danube.spark.jobs.replay.target import LaneRange
 
 _NO_CUT = 1 << 62
@@ -84,15 +83,9 @@ def _ranges(start: Ends, end: Ends) -> list[LaneRange]:
 
 def _split_of(part: Known, lane: LaneRange, lost: list[Lost]) -> Split:
     """All of a lane's records in the order of their offsets."""
-    stored = min(lane.end, max(part.stored_end, lane.start))
-    selection = part.selection(lane.start, stored)
-    pieces, gone = pieces_of(selection)
-    lost += gone
+    selection, pieces, tails = held(part, lane.start, lane.end, lost)
     splits = plan_splits([(selection, pieces)], split_bytes=_NO_CUT, mixed=False)
-    runs = [run for split in splits for run in split.runs]
-    if stored < lane.end:
-        runs += tail_runs(part, stored, lane.end, lost)
-    return Split(tuple(runs))
+    return Split((*(run for split in splits for run in split.runs), *tails))
 
 
 def read_lane(lane: Lane, columns: Sequence[str] = COLUMNS.names) -> Iterator[pyarrow.RecordBatch]:

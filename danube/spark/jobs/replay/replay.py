@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -32,12 +32,19 @@ from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, exit_code_of
 from danube.spark.failures import error_from_spark
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import parse_arguments, write_report
+from danube.spark.jobs.options import write_report
 from danube.spark.jobs.replay.options import KEEP, READERS, ReplayOptions, read_replay_options
 from danube.spark.jobs.replay.plan import Lane, plan_lanes, read_lane
 from danube.spark.jobs.replay.state import FORMAT, ReplayState, check_same_target, load_state, save_state
 from danube.spark.jobs.replay.target import LaneReport, Target, columns_kept, write_lane
-from danube.spark.jobs.running import Progress, Runner, job_session, no_progress, print_progress, runner_for
+from danube.spark.jobs.running import (
+    Progress,
+    Runner,
+    command,
+    frame_of_rows,
+    no_progress,
+    runner_for,
+)
 from danube.spark.sink.publishing import PublishOptions
 
 if TYPE_CHECKING:
@@ -86,17 +93,10 @@ FRAME_SCHEMA: Final = (
 )
 
 
-class LaneTask(NamedTuple):
-    """One lane, to be replayed whole where the task runs."""
-
-    lane: Lane
-    target: Target
-
-
-def replay_lane(task: LaneTask) -> bytes:
-    """The work of a task: its report, encoded."""
-    rows = read_lane(task.lane, columns_kept(task.target))
-    return msgspec.msgpack.encode(write_lane(rows, task.lane.range, task.target))
+def replay_lane(task: tuple[Lane, Target]) -> bytes:
+    """The work of a task, one whole lane: its report, encoded."""
+    lane, target = task
+    return msgspec.msgpack.encode(write_lane(read_lane(lane, columns_kept(target)), lane.range, target))
 
 
 def run(
@@ -124,8 +124,7 @@ def run(
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:
     """The lanes of a report as a DataFrame."""
-    rows = [tuple(lane[name] for name in LaneReport.__struct_fields__) for lane in report.facts["lanes"]]
-    return spark.createDataFrame(rows, FRAME_SCHEMA)
+    return frame_of_rows(spark, FRAME_SCHEMA, report.facts["lanes"])
 
 
 def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress) -> Report:
@@ -201,7 +200,7 @@ def _done(
 
         with tempfile.TemporaryDirectory(prefix="danube-replay-") as scratch:
             return replay_chosen(spark, lanes, target, where, Path(scratch))
-    tasks = [LaneTask(lane, target) for lane in lanes]
+    tasks = [(lane, target) for lane in lanes]
     return [msgspec.msgpack.decode(data, type=LaneReport) for _, data in runner.run(replay_lane, tasks)]
 
 
@@ -238,27 +237,19 @@ def _report(read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> 
     return report
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 0 when every record is stored, else the error's."""
-    given, surroundings = parse_arguments(
-        "replay",
-        "Store a topic's records again: in another topic, another cluster or files.",
-        READERS,
-        sys.argv[1:] if argv is None else argv,
-    )
-    try:
-        with job_session("replay", surroundings) as spark:
-            report = run(given, spark, print_progress)
-    except DanubeError as error:
-        print_progress(f"error: {error}" + (f"\n  try: {error.hint}" if error.hint else ""))
-        return exit_code_of(error)
+def _told(report: Report) -> Iterator[str]:
     counts = report.counts
     verb = "would replay" if report.facts["dry_run"] else "replayed"
-    print_progress(
+    yield (
         f"replay: {verb} {counts['records']} of {counts['offered']} records in {counts['lanes']} lanes "
         f"({counts['passed_over']} were there), {counts['payload_bytes']} bytes, {report.seconds} s"
     )
-    return report.exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code: 0 when every record is stored, else the error's."""
+    description = "Store a topic's records again: in another topic, another cluster or files."
+    return command("replay", description, READERS, run, _told, argv, exit_code_of)
 
 
 if __name__ == "__main__":

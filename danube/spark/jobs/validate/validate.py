@@ -23,9 +23,10 @@ from danube.config.sections import parse_boolean
 from danube.errors import DanubeError, NotFound
 from danube.host import clock
 from danube.limits import GIB
+from danube.spark.history.options import Readers
 from danube.spark.history.places import AnyPlace, DataDirectory, StorePlace, open_place
 from danube.spark.jobs.findings import Finding, Report, SegmentFacts, Severity, finding
-from danube.spark.jobs.options import JobOptions, Readers, parse_arguments, read_job_options, write_report
+from danube.spark.jobs.options import JobOptions, parse_arguments, read_job_options, write_report
 from danube.spark.jobs.running import (
     Pace,
     Progress,
@@ -87,7 +88,7 @@ def run(
     Raises InvalidArgument and NotFound for impossible options, and the errors of an unreachable store.
     Findings are in the report, never raised.
     """
-    read = read_job_options("validate", options, READERS)
+    read = read_job_options(options, READERS)
     job = _Job(read, runner_for(spark, read.get("processes", 0)), progress)
     report = job.run()
     if read.get("report"):

@@ -33,9 +33,8 @@ def test_a_url_is_refused_before_anything_is_written(
         pytest.importorskip("pyspark")
     readers = import_module(f"danube.spark.{job}").READERS if job else COMMON
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match=f"option {option} cannot be") as refused:
-        read_job_options("job", {option: url}, readers)
-    assert "path of this machine" in refused.value.why
+    with pytest.raises(InvalidArgument, match=f"option {option} must be a path of this machine"):
+        read_job_options({option: url}, readers)
     assert list(tmp_path.iterdir()) == []
 
 

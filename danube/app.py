@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from danube.broker.processes import supervisor
-from danube.broker.processes.supervisor import SupervisorSettings, WorkerContext
+from danube.broker.processes.supervisor import ControllerSide, SupervisorSettings, WorkerContext
 from danube.config.loading import BrokerConfig, Started
 from danube.config.sections import NO_PORT
 from danube.errors import ConfigInvalid
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
     from danube.broker.processes.contexts import MetricsMain, MoverMain
-    from danube.broker.processes.controller_side import ControllerSide
     from danube.broker.routing.passing import ConnectionPassing
     from danube.broker.worker.worker import Worker
     from danube.server.native import NativeServer
@@ -109,7 +108,6 @@ def _controller(config: BrokerConfig) -> ControllerSide | None:
             )
         return None
     from danube.broker.clustered.controller import check_cluster, open_door, run_controller
-    from danube.broker.processes.controller_side import ControllerSide
 
     check_cluster(config.cluster, config.data_dir)
     return ControllerSide(lambda context: run_controller(context, config), lambda: open_door(config.cluster))

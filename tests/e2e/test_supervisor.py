@@ -23,12 +23,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from danube.broker.processes.data_dir import BrokerState, DataDir, broker_state
+from danube.broker.processes.data_dir import BrokerState, DataDir
 from danube.broker.processes.supervisor import SupervisorSettings, WorkerContext, run
 from danube.errors import AlreadyRunning, DanubeError, StorageIncompatible, broken, exit_code_of
 from danube.host import telemetry
 from danube.ipc.counters import Counter, snapshot
 from danube.ipc.region import Region
+from tests.fakes.broker_state import broker_state
 
 WAIT_S = 30.0
 

@@ -111,6 +111,19 @@ class WorkerContext:
         os.eventfd_write(self._ready_bell, 1)
 
 
+class _Word:
+    """One word of a pulse as an attribute."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, pulse: Pulse, owner: type) -> int:
+        return pulse.words[self._place]
+
+    def __set__(self, pulse: Pulse, value: int) -> None:
+        pulse.words[self._place] = value
+
+
 class Pulse:
     """Heartbeats of a process beside the workers: words of memory shared by a fork.
 
@@ -118,47 +131,26 @@ class Pulse:
     restarted process continues with the same words.
     """
 
-    __slots__ = ("_memory", "_words")
+    last_ns = _Word(_BEAT)  # time of the last beat by the monotonic clock; 0 without one since reset()
+    pid = _Word(_PID)  # written by the supervisor; 0 while no process runs
+    start_count = _Word(_STARTS)  # written by the supervisor: how many it has started, one after the other
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("q")
+        self.words = memoryview(self._memory).cast("q")
 
     def beat(self) -> None:
-        self._words[_BEAT] = monotonic_ns()
-
-    @property
-    def last_ns(self) -> int:
-        """Time of the last beat by the monotonic clock; 0 without one since reset()."""
-        return self._words[_BEAT]
-
-    @property
-    def pid(self) -> int:
-        """Written by the supervisor; 0 while no process runs."""
-        return self._words[_PID]
-
-    @pid.setter
-    def pid(self, pid: int) -> None:
-        self._words[_PID] = pid
-
-    @property
-    def start_count(self) -> int:
-        """Written by the supervisor: how many it has started, one after the other."""
-        return self._words[_STARTS]
-
-    @start_count.setter
-    def start_count(self, count: int) -> None:
-        self._words[_STARTS] = count
+        self.last_ns = monotonic_ns()
 
     @property
     def store_answers(self) -> bool:
         """Whether the object store answered the mover's last request; False before any."""
-        return self._words[_STORE] == _STORE_ANSWERS
+        return self.words[_STORE] == _STORE_ANSWERS
 
     @property
     def store_error(self) -> str | None:
         """Error of the store's last answer; empty without one, None before any answer."""
-        if self._words[_STORE] == _STORE_UNKNOWN:
+        if self.words[_STORE] == _STORE_UNKNOWN:
             return None
         if self.store_answers:
             return ""
@@ -168,19 +160,19 @@ class Pulse:
     def tell_store(self, error: str) -> None:
         """The object store answered, or did not for this reason; written by the mover alone."""
         if error:
-            self._words[_STORE] = _STORE_UNKNOWN  # while the text is being replaced
+            self.words[_STORE] = _STORE_UNKNOWN  # while the text is being replaced
             text = error.encode()[:_TEXT_BYTES_MAX].ljust(_TEXT_BYTES_MAX, b"\0")
             self._memory[_TEXT_START : _TEXT_START + _TEXT_BYTES_MAX] = text
-        self._words[_STORE] = _STORE_FAILED if error else _STORE_ANSWERS
+        self.words[_STORE] = _STORE_FAILED if error else _STORE_ANSWERS
 
     @property
     def upload_share(self) -> float:
         """Share of their full speed that the mover lets uploads use; 0.0 before it said so."""
-        return self._words[_SHARE] / _SHARE_UNIT
+        return self.words[_SHARE] / _SHARE_UNIT
 
     @upload_share.setter
     def upload_share(self, share: float) -> None:
-        self._words[_SHARE] = round(share * _SHARE_UNIT)
+        self.words[_SHARE] = round(share * _SHARE_UNIT)
 
     def alive(self, now_ns: int) -> bool:
         """Whether a process runs that gave a sign of life within the last PULSE_FRESH_NS."""
@@ -188,69 +180,57 @@ class Pulse:
 
     def reset(self) -> None:
         """Supervisor, before a process starts."""
-        self._words[_BEAT] = self._words[_STORE] = 0
+        self.words[_BEAT] = self.words[_STORE] = 0
 
     def close(self) -> None:
-        self._words.release()
+        self.words.release()
         self._memory.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoverContext:
-    """Everything that the mover gets from its supervisor."""
+class SideContext:
+    """Everything that a process beside the workers gets from its supervisor, whichever it is."""
 
     listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
     drain: DrainSignal
     settings: SupervisorSettings
-    start_count: int  # movers of this supervisor before this one
     pulse: Pulse
-    compiler: KernelCompiler | None = None  # as a worker has it
+    compiler: KernelCompiler | None = None  # of the mover, as a worker has it
 
     def heartbeat(self) -> None:
-        """Note that the mover is alive: at least every second."""
+        """Note that the process is alive: at least every second."""
         self.pulse.beat()
         if self.compiler is not None:
             self.compiler.take()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsContext:
-    """Everything that the process that serves metrics gets from its supervisor."""
+class MoverContext(SideContext):
+    start_count: int  # movers of this supervisor before this one
 
-    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
-    door: socket.socket  # HTTP; likewise
-    drain: DrainSignal
-    settings: SupervisorSettings
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsContext(SideContext):
+    """For the process that serves metrics."""
+
+    door: socket.socket  # HTTP; like the listener
     workers: int
     region: Region  # for the workers' counters
     started_at_us: int  # of the broker
-    pulse: Pulse
     mover: Pulse | None  # None where there is no mover
     controller_address: str = ""  # "" where there is no controller
     lease: SharedLease | None = None
 
-    def heartbeat(self) -> None:
-        """Note that the metrics process is alive: at least every second."""
-        self.pulse.beat()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerContext:
-    """Everything that the controller, the member of a cluster, gets from its supervisor."""
+class ControllerContext(SideContext):
+    """For the controller, the member of a cluster."""
 
-    listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
-    door: socket.socket  # other members; likewise
-    drain: DrainSignal
-    settings: SupervisorSettings
-    pulse: Pulse
+    door: socket.socket  # other members; like the listener
     lease: SharedLease = field(default_factory=SharedLease)  # the workers read it
     region: Region | None = None  # for the workers' counters
     addresses: Mapping[str, str] = field(default_factory=dict)  # of the doors, by name
     mover: Pulse | None = None  # None where there is none
-
-    def heartbeat(self) -> None:
-        """Note that the controller is alive: at least every second."""
-        self.pulse.beat()
 
 
 WorkerMain = Callable[[WorkerContext], int | None]

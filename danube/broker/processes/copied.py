@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.broker.processes.data_dir import DataDir
+from danube.broker.processes.directories import EPOCHS_PER_INCARNATION
 from danube.cluster.log import log_file
 from danube.cluster.log.local_log import LocalLog
 from danube.core.placement.recovered import INCARNATIONS_AHEAD, History, recovered
@@ -23,7 +24,6 @@ from danube.host import files, telemetry
 from danube.host.clock import wall_us
 
 FILE_NAME: Final = "place"
-EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard.shard
 _BYTES_MAX: Final = 256
 _log = telemetry.events("copied")
 

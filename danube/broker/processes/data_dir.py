@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from danube.broker.processes.directories import highest_incarnation, proof_of_use
-from danube.broker.processes.process import alive, identity_of
+from danube.broker.processes.process import identity_of
 from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.batch.checksum import crc32c, key_hash
 from danube.core.placement.recovered import INCARNATIONS_AHEAD
@@ -235,28 +235,6 @@ class DataDir:
         os.close(self._lock)
 
 
-def broker_state(data_dir: Path) -> BrokerState | None:
-    """The broker that runs on ``data_dir``, or None.  Changes nothing."""
-    try:
-        lock = os.open(data_dir / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass
-    else:
-        return None
-    finally:
-        os.close(lock)
-    try:
-        state = msgspec.json.decode((data_dir / STATE_NAME).read_bytes(), type=BrokerState)
-    except (OSError, msgspec.DecodeError):
-        return None
-    same = identity_of(state.pid) == state.identity if state.identity else alive(state.pid)
-    return state if same else None
-
-
 def _failed(what: str, error: OSError) -> StorageFailed:
     why = os.strerror(error.errno or 0)
     return StorageFailed(what, why=why, hint="check the path, its owner and the disk")
@@ -268,21 +246,17 @@ def _incarnation_line(number: int) -> str:
 
 def _damaged_incarnation(path: Path, why: str) -> Damage:
     line = _incarnation_line(highest_incarnation(path.parent) + INCARNATIONS_AHEAD).strip()
-    return Damage(
-        f"{path} is damaged at byte 0",
-        why=f"{why}; a number used before would let two epochs look alike",
-        hint=f"restore it from a backup, or go far ahead of all that was stored: echo '{line}' > {path}",
-        file=str(path), position=0,
-    )  # fmt: skip
+    why = f"{why}; a number used before would let two epochs look alike"
+    return _damaged(path, why, f"go far ahead of all that was stored: echo '{line}' > {path}")
 
 
 def _damaged_format(path: Path, why: str) -> Damage:
-    return Damage(
-        f"{path} is damaged at byte 0",
-        why=why,
-        hint=f"restore it from a backup, or where this version wrote the data: echo {FORMAT} > {path}",
-        file=str(path), position=0,
-    )  # fmt: skip
+    return _damaged(path, why, f"where this version wrote the data: echo {FORMAT} > {path}")
+
+
+def _damaged(path: Path, why: str, otherwise: str) -> Damage:
+    hint, what = f"restore it from a backup, or {otherwise}", f"{path} is damaged at byte 0"
+    return Damage(what, why=why, hint=hint, file=str(path), position=0)
 
 
 def broker_id(data_dir: Path, *, clustered: bool) -> int:

@@ -20,7 +20,7 @@ from danube.wal.tier.manifest import Manifest
 
 PARTITIONS: Final = "partitions"
 COPY_NAME: Final = "manifest"
-EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard.shard
+EPOCHS_PER_INCARNATION: Final = 256  # of a log: one more each time that a worker opens it anew
 _METADATA: Final = "metadata"
 _METADATA_NAMES: Final = ("metadata.log", "metadata.new", "metadata.lock")
 

@@ -99,17 +99,6 @@ def describe_status(status: int) -> str:
     return f"left with status {status}"
 
 
-def alive(pid: int) -> bool:
-    """Whether a process ``pid`` exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def identity_of(pid: int) -> str:
     """Name the process that has ``pid`` now: its pid namespace and when it started, in ticks since boot.
 

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from danube.broker.processes import process
 from danube.broker.processes.contexts import DrainSignal, Pulse, SupervisorSettings
@@ -31,12 +31,6 @@ class SideProcess:
 
     ``door`` is a socket besides its own that it alone serves; ``drain_timeout_ms`` is its time to end in.
     """
-
-    __slots__ = (
-        "_deadline_ns", "_deaths", "_door", "_drain_timeout_ms", "_final_exit_code", "_main",
-        "_seen_beat_ns", "_seen_ns", "_settings", "_start_ns", "_started_ns", "address", "listener", "name",
-        "over", "pid", "pulse",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,10 +66,11 @@ class SideProcess:
         self.listener.listen(BACKLOG)
         self.pulse = Pulse()
 
-    @property
-    def start_count(self) -> int:
-        """In the process itself: how many of its name this supervisor started before it."""
-        return self.pulse.start_count - 1
+    def context(self, drain: DrainSignal) -> dict[str, Any]:
+        """In the process itself: what a SideContext holds."""
+        return {
+            "listener": self.listener, "drain": drain, "settings": self._settings, "pulse": self.pulse,
+        }  # fmt: skip
 
     def leave(self) -> None:
         """In another child: it has no part in these sockets."""

@@ -22,32 +22,45 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from danube.broker.processes import process, unbroken
 from danube.broker.processes.compiler import KernelCompiler
 from danube.broker.processes.contexts import (
+    ControllerContext,
+    ControllerMain,
     DrainSignal,
     MetricsContext,
     MetricsMain,
     MoverContext,
     MoverMain,
+    Pulse,
     SupervisorSettings,
     WorkerContext,
     WorkerMain,
 )
-from danube.broker.processes.controller_side import ControllerSide, dismissal
 from danube.broker.processes.copied import note_place, settle_place
 from danube.broker.processes.data_dir import BrokerState, DataDir, WorkerState
 from danube.broker.processes.directories import strangers
+from danube.broker.processes.lease import SharedLease
 from danube.broker.processes.listeners import address_text, addresses, close_listeners, open_listeners
 from danube.broker.processes.process import STABLE_NS, restart_delay_ns
-from danube.broker.processes.refusal import Refusal
 from danube.broker.processes.side_process import SideProcess
+from danube.cluster.control.dismissal import EXIT_DISMISSED
 from danube.config.loading import Started
 from danube.config.sections import NO_PORT
-from danube.errors import Damage, DanubeError, StorageFailed, Unavailable, exit_code_of
+from danube.core.protocol.native import FrameDecoder, decode_error, error_frame
+from danube.errors import (
+    Damage,
+    DanubeError,
+    ProtocolError,
+    StorageFailed,
+    Unavailable,
+    WrongState,
+    exit_code_of,
+)
 from danube.host import telemetry
 from danube.host.capacity import Amount, workers_wanted
 from danube.host.clock import monotonic_ns, wall_us
@@ -60,8 +73,6 @@ from danube.limits import MIB
 
 class ServiceNotifier:
     """Messages to a service manager; none are sent without one."""
-
-    __slots__ = ("_address", "_next_watchdog_ns", "_watchdog_ns")
 
     def __init__(self, address: str, watchdog_us: int) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
@@ -97,20 +108,54 @@ SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5
 STORE_WORD_NS: Final = 3 * SECOND_NS // 2  # so long the banner waits for what the object store says
 FIRST_START_ATTEMPTS: Final = 5
+REFUSAL_BYTES_MAX: Final = 64 * 1024
 METRICS_DRAIN_MS: Final = 1_000
+CONTROLLER_DRAIN_MS: Final = 2_000
 STRANGERS_SHOWN_MAX: Final = 10
 
 __all__ = ["Supervisor", "SupervisorSettings", "WorkerContext", "run"]
 _log = telemetry.events("broker.supervisor")
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerSide:
+    """The controller's main function, what opens its door for other members, and the lease that it keeps."""
+
+    main: ControllerMain
+    open_door: Callable[[], socket.socket]
+    lease: SharedLease = field(default_factory=SharedLease)
+
+
+class Refusal:
+    """A worker's refusal to start, in its own words: memory that it shares with the supervisor.
+
+    Made before the fork, and read over the worker's death.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("danube-refusal", os.MFD_CLOEXEC)
+
+    def tell(self, error: DanubeError) -> None:
+        """In the child, before it ends."""
+        frame = error_frame(error)
+        for one in FrameDecoder().frames(frame, 0, len(frame)):
+            os.pwrite(self._fd, frame[one.start : one.end], 0)
+
+    def take(self) -> DanubeError | None:
+        """In the supervisor, once the child is gone; the next one begins anew."""
+        body = os.pread(self._fd, REFUSAL_BYTES_MAX, 0)
+        os.ftruncate(self._fd, 0)
+        try:
+            return decode_error(body) if body else None
+        except ProtocolError:  # it was killed while it told
+            return None
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 class _Worker:
     """The supervisor's view of one worker's place."""
-
-    __slots__ = (
-        "counters", "deaths", "heartbeat_ns", "incarnation", "index", "pid", "refusal", "seen_ns", "start_ns",
-        "started_ns",
-    )  # fmt: skip
 
     def __init__(self, index: int, region: Region) -> None:
         self.index = index
@@ -219,7 +264,7 @@ class Supervisor:
             self._metrics = self._make_metrics(self._metrics_main)
         if self._controller_side is not None:  # it tells the others where all doors are
             mover = self._mover.pulse if self._mover is not None else None
-            self._controller = self._controller_side.make(settings, self._region, self._addresses(), mover)
+            self._controller = self._make_controller(self._controller_side, mover)
         self._catch_signals()
         gc.collect()
         gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
@@ -229,16 +274,11 @@ class Supervisor:
         return [side for side in (self._controller, self._mover, self._metrics) if side is not None]
 
     def _make_mover(self, main: MoverMain) -> SideProcess:
-        settings = self._settings
-
         def run(drain: DrainSignal, side: SideProcess) -> int | None:
-            return main(
-                MoverContext(
-                    listener=side.listener, drain=drain, settings=settings, start_count=side.start_count,
-                    pulse=side.pulse, compiler=self._compiler,
-                )
-            )  # fmt: skip
+            begun = side.pulse.start_count - 1
+            return main(MoverContext(**side.context(drain), start_count=begun, compiler=self._compiler))
 
+        settings = self._settings
         return SideProcess("mover", settings, run, drain_timeout_ms=settings.mover_drain_timeout_ms)
 
     def _make_metrics(self, main: MetricsMain) -> SideProcess:
@@ -251,8 +291,8 @@ class Supervisor:
         def run(drain: DrainSignal, side: SideProcess) -> int | None:
             return main(
                 MetricsContext(
-                    listener=side.listener, door=door, drain=drain, settings=settings, workers=self._count,
-                    region=self._region, started_at_us=self._started_at_us, pulse=side.pulse,
+                    **side.context(drain), door=door, workers=self._count,
+                    region=self._region, started_at_us=self._started_at_us,
                     mover=mover.pulse if mover is not None else None,
                     controller_address=self._controller.address if self._controller is not None else "",
                     lease=self._controller_side.lease if self._controller_side is not None else None,
@@ -260,6 +300,23 @@ class Supervisor:
             )  # fmt: skip
 
         return SideProcess("metrics", settings, run, drain_timeout_ms=METRICS_DRAIN_MS, door=door)
+
+    def _make_controller(self, parts: ControllerSide, mover: Pulse | None) -> SideProcess:
+        """The process, not started yet; raises ConfigInvalid if the address cannot be used."""
+        door, addresses = parts.open_door(), self._addresses()
+
+        def run(drain: DrainSignal, side: SideProcess) -> int | None:
+            return parts.main(
+                ControllerContext(
+                    **side.context(drain), door=door, lease=parts.lease, region=self._region,
+                    addresses=addresses, mover=mover,
+                )
+            )  # fmt: skip
+
+        return SideProcess(
+            "controller", self._settings, run, drain_timeout_ms=CONTROLLER_DRAIN_MS, door=door,
+            final_exit_code=EXIT_DISMISSED,
+        )  # fmt: skip
 
     def _catch_signals(self) -> None:
         """Signals only note themselves; the pipe wakes the loop."""
@@ -338,7 +395,11 @@ class Supervisor:
         for side in self._sides:
             side.turn(now_ns, paused_ns, self._become_side)
         if self._controller is not None and self._controller.over and self._failure is None:
-            self._failure = dismissal()
+            self._failure = WrongState(
+                "this broker was removed from its cluster",
+                why="the other members do not name it any more",
+                hint="to take part again, start it with an empty data directory and cluster.join",
+            )
             self._stop_signals += 1
 
     def _become_side(self, side: SideProcess) -> DrainSignal:
@@ -556,9 +617,7 @@ class Supervisor:
             self._stop_deadline_ns = now_ns + self._settings.drain_timeout_ms * 1_000_000
             _log.info("draining", timeout_ms=self._settings.drain_timeout_ms)
             self._notifier.send("STOPPING=1")
-            close_listeners(
-                self._listeners
-            )  # workers close theirs: new clients are refused, not kept waiting
+            close_listeners(self._listeners)  # workers close theirs: new clients are refused at once
             self._signal_all(signal.SIGTERM)
         elif self._stop_signals > 1 or now_ns >= self._stop_deadline_ns:
             self._signal_all(signal.SIGKILL)

@@ -15,8 +15,6 @@ unreadable file proves nothing; only the first start of a directory needs none.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,12 +27,6 @@ from danube.host.clock import wall_us
 FILE_NAME: Final = "host"
 FILE_BYTES: Final = 512
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_STATX_MNT_ID: Final = 0x1000
-_STATX_MNT_ID_UNIQUE: Final = 0x4000
-_STATX_BYTES: Final = 256
-_MASK_PLACE: Final = slice(0, 4)
-_MNT_ID_PLACE: Final = slice(144, 152)
-_AT_FDCWD: Final = -100
 _log = telemetry.events("unbroken")
 
 
@@ -79,7 +71,7 @@ def _begin(path: Path, incarnation: int) -> Since:
             file=str(path),
         )
     if there:
-        _write(path, Host(place, *since))
+        files.overwrite(path, _encoded(Host(place, *since)))
     return since
 
 
@@ -91,7 +83,7 @@ def end(data_dir: Path) -> None:
         return
     try:
         files.sync_file_system_of(data_dir)
-        _write(path, msgspec.structs.replace(known, clean=True))
+        files.overwrite(path, _encoded(msgspec.structs.replace(known, clean=True)))
     except OSError as error:
         _log.warning("the stop is not noted: the next start may leave offsets out", why=str(error))
 
@@ -123,15 +115,6 @@ def _encoded(host: Host) -> bytes:
     return msgspec.json.encode(host).ljust(FILE_BYTES - 1) + b"\n"
 
 
-def _write(path: Path, host: Host) -> None:
-    fd = files.open_existing(path, writable=True)
-    try:
-        files.write_all(fd, _encoded(host), 0)
-        files.fdatasync(fd)
-    finally:
-        files.close(fd)
-
-
 def place_of(path: Path) -> str:
     """Which file this is, on which mount since which boot; empty if that cannot be told."""
     try:
@@ -139,20 +122,5 @@ def place_of(path: Path) -> str:
         boot = _BOOT_ID.read_text("ascii").strip()
     except OSError:
         return ""
-    mount = _mount_of(path)
+    mount = files.mount_of(path)
     return f"{boot} {mount} {status.st_dev} {status.st_ino}" if mount else ""
-
-
-def _mount_of(path: Path) -> int:
-    """The number of the mount; before Linux 6.8 one that is given again after it was unmounted."""
-    found = ctypes.create_string_buffer(_STATX_BYTES)
-    try:
-        statx = ctypes.CDLL(None, use_errno=True).statx
-    except (OSError, AttributeError):
-        return 0
-    wanted = _STATX_MNT_ID | _STATX_MNT_ID_UNIQUE
-    if statx(_AT_FDCWD, os.fsencode(path), 0, wanted, found):
-        return 0
-    if not int.from_bytes(found.raw[_MASK_PLACE], "little") & wanted:
-        return 0
-    return int.from_bytes(found.raw[_MNT_ID_PLACE], "little")

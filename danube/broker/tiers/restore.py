@@ -19,15 +19,15 @@ from __future__ import annotations
 import errno
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from danube.broker.processes.data_dir import DataDir
-from danube.broker.processes.directories import partition_names
+from danube.broker.processes.directories import EPOCHS_PER_INCARNATION, partition_names
 from danube.cluster.log import log_file
 from danube.core.batch.columns import scan
 from danube.core.batch.format import BatchHeader, read_header
@@ -65,10 +65,10 @@ from danube.wal.tier.keys import (
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.uploader import Ownership
 
-EPOCHS_PER_INCARNATION: Final = 256  # see danube.broker.shard.shard
 THREADS: Final = 16
 STAGING: Final = "restoring"
 COMPLETE: Final = "complete"
+_Copy = TypeVar("_Copy")
 _COMPLETE_BYTES_MAX: Final = 4096
 _log = telemetry.events("restore")
 
@@ -244,19 +244,14 @@ def _stage(
 
 
 def _metadata_keys(store: ObjectStore) -> list[str]:
-    """Return the keys of all copies of the metadata, the newest first."""
-    keys = [one.key for one in store.list(METADATA_PREFIX) if parse_key(one.key) is not None]
-    return sorted(keys, reverse=True)
+    """Return the keys of all copies of the metadata."""
+    return [one.key for one in store.list(METADATA_PREFIX) if parse_key(one.key) is not None]
 
 
 def _newest_metadata(store: ObjectStore) -> tuple[Metadata, list[str]]:
-    """The newest snapshot that can be read, and what is wrong with newer ones."""
-    problems: list[str] = []
-    for key in _metadata_keys(store):
-        try:
-            return Metadata.restore(store.get(key)), problems
-        except Damage as error:
-            problems.append(f"{key} cannot be read: {error}")
+    metadata, problems = _newest(store, _metadata_keys(store), Metadata.restore)
+    if metadata is not None:
+        return metadata, problems
     if problems:
         raise StoreDamaged("no copy of the metadata can be read", why=problems[0], hint="see `danube verify`")
     raise ObjectMissing(f"{store.name} holds no metadata", hint="check the bucket and the prefix")
@@ -307,16 +302,25 @@ def _restore_partition(store: ObjectStore, root: Path, record: TopicRecord, inde
 
 
 def _newest_manifest(store: ObjectStore, identity: LogIdentity) -> tuple[Manifest | None, list[str]]:
+    def decode(data: bytes) -> Manifest:
+        manifest = Manifest.decode(data)
+        if manifest.identity != identity:
+            raise Damage("it is of another partition")
+        return manifest
+
+    return _newest(store, (one.key for one in store.list(manifest_prefix(identity))), decode)
+
+
+def _newest(
+    store: ObjectStore, keys: Iterable[str], decode: Callable[[bytes], _Copy]
+) -> tuple[_Copy | None, list[str]]:
+    """The newest copy that can be read, and what is wrong with newer ones."""
     problems: list[str] = []
-    for key in sorted((one.key for one in store.list(manifest_prefix(identity))), reverse=True):
+    for key in sorted(keys, reverse=True):
         try:
-            manifest = Manifest.decode(store.get(key))
+            return decode(store.get(key)), problems
         except Damage as error:
             problems.append(f"{key} cannot be read: {error}")
-            continue
-        if manifest.identity == identity:
-            return manifest, problems
-        problems.append(f"{key} is of another partition")
     return None, problems
 
 

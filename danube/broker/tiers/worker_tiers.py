@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,6 +34,7 @@ from danube.wal.cold.cache import ColdCache, Fetch
 from danube.wal.segments.segment import LogIdentity
 
 if TYPE_CHECKING:
+    from danube.broker.links import LinkClient
     from danube.core.metadata.commands import TopicRecord
 
 
@@ -122,16 +123,6 @@ class TierOptions(NamedTuple):
     cache_bytes: int = 1 << 28
 
 
-class Link(Protocol):
-    """Members of the connection to the mover that Tiers uses."""
-
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def crowded(self) -> bool: ...
-    def send(self, kind: str, **fields: Any) -> None: ...
-
-
 class _Waiter(NamedTuple):
     pending: FetchPending
     deadline_ns: int
@@ -139,7 +130,7 @@ class _Waiter(NamedTuple):
 
 
 Snapshot = Callable[[], tuple[int, Callable[[], bytes]]]
-Connect = Callable[[Callable[[], None], Callable[[Any], None]], Link]
+Connect = Callable[[Callable[[], None], Callable[[Any], None]], "LinkClient"]
 
 
 class Tiers:
@@ -161,7 +152,7 @@ class Tiers:
         metadata: Snapshot | None = None,
     ) -> None:
         self.options = options
-        self.link: Link | None = connect(self.on_connected, self.on_frame)
+        self.link: LinkClient | None = connect(self.on_connected, self.on_frame)
         self.staged = StagedQuestions(self._reach)
         self.cache = ColdCache(directory, options.cache_bytes, self._fetch, self._changed, self._ready)
         self._wake = wake

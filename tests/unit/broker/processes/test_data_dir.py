@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from danube.broker.operations.proposals import open_metadata
-from danube.broker.processes.data_dir import BrokerState, DataDir, broker_state
-from danube.broker.processes.refusal import Refusal
+from danube.broker.processes.data_dir import BrokerState, DataDir
+from danube.broker.processes.supervisor import Refusal
 from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.cluster.log.local_log import LocalLog
 from danube.core.placement.recovered import INCARNATIONS_AHEAD
 from danube.errors import Damage, LimitExceeded, StorageFailed, StorageIncompatible
 from danube.host import files, telemetry
+from tests.fakes.broker_state import broker_state
 from tests.unit.store_samples import fill_directory
 from tests.unit.wal_samples import open_log
 

@@ -43,8 +43,9 @@ from typing import Any, Final, cast
 import msgspec
 
 from danube import limits
-from danube.errors import ProtocolError
+from danube.errors import DanubeError, ProtocolError
 from danube.host import telemetry
+from danube.host.unix_peer import same_user
 from danube.limits import MIB
 
 FRAME_BYTES_MAX: Final = 256 * limits.MIB  # a metadata snapshot, or the manifest of a million segments
@@ -162,37 +163,19 @@ WAITING_BYTES_MAX: Final = 64 * MIB  # unsent bytes above which nothing large is
 _log = telemetry.events("link")
 
 
-class LinkClient(asyncio.Protocol):
-    """One worker's end; all methods run on its loop.  ``address`` is that of the Unix socket of ``peer``."""
+class Dialled(asyncio.Protocol):
+    """A connection to the Unix socket of ``peer``, made again whenever it is lost.  For one loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        peer: str,
-        address: str,
-        on_connected: Callable[[], None],
-        on_frame: Callable[[Frame], None],
-    ) -> None:
+    retry_max_s = RETRY_MAX_S
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: str, address: str) -> None:
         self._loop = loop
         self._peer = peer
         self._address = address
-        self._on_connected = on_connected
-        self._on_frame = on_frame
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader()
         self._retry_s = RETRY_FIRST_S
         self._stopped = False
         self._connecting: asyncio.Task[None] | None = None
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
-
-    @property
-    def crowded(self) -> bool:
-        """The peer does not read as fast as it is written to: leave out what is said again anyway."""
-        transport = self._transport
-        return transport is None or transport.get_write_buffer_size() > WAITING_BYTES_MAX
 
     def start(self) -> None:
         """Connect, and again whenever the connection is lost."""
@@ -206,11 +189,6 @@ class LinkClient(asyncio.Protocol):
             self._connecting.cancel()
         if self._transport is not None:
             self._transport.close()
-
-    def send(self, kind: str, **fields: Any) -> None:
-        """Queue one frame; dropped without a connection."""
-        if self._transport is not None:
-            self._transport.write(encode_frame(kind, **fields))
 
     async def _connect(self) -> None:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -227,17 +205,59 @@ class LinkClient(asyncio.Protocol):
     def _retry_later(self) -> None:
         if not self._stopped:
             self._loop.call_later(self._retry_s, self.start)
-            self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
-
-    # -- asyncio.Protocol -------------------------------------------------------------------------
+            self._retry_s = min(2 * self._retry_s, self.retry_max_s)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = made = cast(asyncio.Transport, transport)  # the loop's own class need not be one
-        self._reader = FrameReader()
         if self._stopped:
             made.close()
         else:
-            self._on_connected()
+            self.on_made(made)
+
+    def on_made(self, transport: asyncio.Transport) -> None:
+        """There is a new connection, which knows nothing."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if not self._stopped:
+            _log.info(f"connection to the {self._peer} lost", why=str(error or ""))
+        self._retry_later()
+
+
+class LinkClient(Dialled):
+    """One worker's end of a connection to a process beside it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer: str,
+        address: str,
+        on_connected: Callable[[], None],
+        on_frame: Callable[[Frame], None],
+    ) -> None:
+        super().__init__(loop, peer, address)
+        self._on_connected = on_connected
+        self._on_frame = on_frame
+        self._reader = FrameReader()
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    @property
+    def crowded(self) -> bool:
+        """The peer does not read as fast as it is written to: leave out what is said again anyway."""
+        transport = self._transport
+        return transport is None or transport.get_write_buffer_size() > WAITING_BYTES_MAX
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Queue one frame; dropped without a connection."""
+        if self._transport is not None:
+            self._transport.write(encode_frame(kind, **fields))
+
+    def on_made(self, transport: asyncio.Transport) -> None:
+        self._reader = FrameReader()
+        self._on_connected()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -249,8 +269,40 @@ class LinkClient(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.close()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if not self._stopped:
-            _log.info(f"connection to the {self._peer} lost", why=str(error or ""))
-        self._retry_later()
+
+class Accepted(asyncio.Protocol):
+    """A worker's connection at a process beside it; one of another user is refused."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("socket")
+        if same_user(peer) and self.room():
+            self.on_made(peer)
+        else:
+            _log.warning("a connection that no worker makes is refused")
+            self._transport.abort()
+
+    def room(self) -> bool:
+        """Whether another connection may be."""
+        return True
+
+    def on_made(self, peer: socket.socket) -> None: ...
+    def on_frame(self, frame: Frame) -> None: ...
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                self.on_frame(frame)
+        except (DanubeError, msgspec.MsgspecError) as error:
+            _log.error("a worker's connection is closed", why=str(error))
+            self._transport.abort()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self._transport.write(encode_frame(kind, **fields))
+
+    def close(self) -> None:
+        self._transport.close()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.clustered.directory import Directory
-from danube.broker.clustered.notices import CommitNotices
 from danube.broker.clustered.owning import Owning
 from danube.broker.clustered.parked import Parked
 from danube.broker.clustered.peers import Peers
 from danube.broker.clustered.reserving import Reserving
 from danube.broker.clustered.shard import ClusterShard
+from danube.broker.links import Dialled
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import own_address
+from danube.cluster.links.frames import Kind as LinkKind
+from danube.cluster.links.frames import pack_frame
 from danube.core.cluster.commands import BrokerChanged, OwnershipChanged
 from danube.core.protocol.native import Admin, Kind, decode_control
 from danube.errors import DanubeError, OwnerMoved
@@ -30,6 +32,32 @@ if TYPE_CHECKING:
     from danube.cluster.log.local_log import LocalLog
     from danube.core.metadata.commands import Change, TopicRecord
     from danube.core.protocol.native import Frame
+
+
+_FOLLOW: Final = pack_frame(LinkKind.MESSAGE)
+
+
+class CommitNotices(Dialled):
+    """Notices of the controller: the host's copy of the metadata has more, which ``read`` takes in.
+
+        worker --MESSAGE--> controller       I follow
+        worker <--MESSAGE-- controller       read again; not sent again before this one was taken
+
+    A lost connection is made again, and then everything is read: nothing said on it matters.
+    """
+
+    retry_max_s = 0.1
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, read: Callable[[], None]) -> None:
+        super().__init__(loop, "controller", address)
+        self._read = read
+
+    def on_made(self, transport: asyncio.Transport) -> None:
+        transport.write(_FOLLOW)
+        self._read()
+
+    def data_received(self, data: bytes) -> None:
+        self._read()
 
 
 class OtherBrokers:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from danube.broker.clustered.directory import Directory
     from danube.broker.clustered.owning import Place, Submit
     from danube.broker.partition.hosted import HostedPartition
-    from danube.core.cluster.commands import Reservation
     from danube.core.metadata.commands import Outcome
 
 Then = Callable[[DanubeError | None], None]
@@ -83,13 +82,3 @@ class Reserving:
             self._submit(command, committed)
         except DanubeError as error:
             then(error)
-
-
-def reserved_fields(known: Reservation) -> dict[str, int | bool]:
-    """Return the reservation as fields of the question to the mover."""
-    return {
-        "reserved_end": known.end,
-        "reserved_broker_id": known.broker_id,
-        "reserved_epoch": known.epoch,
-        "closed": known.closed,
-    }

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.clustered.leaving import Leaving
-from danube.broker.clustered.reserving import reserved_fields
 from danube.broker.partition.opening import ANY_EPOCH, after_cut, lost_before, partition_directory
 from danube.broker.shard.shard import REOPENS_PER_INCARNATION, Shard
 from danube.core.cluster.ownership import DELETED
@@ -312,14 +311,15 @@ class ClusterShard(Shard):
     def _inherit(self, tiers: Tiers, record: TopicRecord, index: int) -> None:
         """Prepare the partition from the store before it is opened: another host may have owned it."""
         place, name = (record.topic_id, index), record.physical_name(index)
-        epoch = self._owning.log_epoch(place)
+        epoch, known = self._owning.log_epoch(place), self._directory.reservation(*place)
         fields = {
             "topic_id": record.topic_id, "partition": index, "topic": record.topic, "epoch": epoch,
             "directory": str(partition_directory(self._root, record.topic_id, index)),
             "log_id": log_id_of_topic(record),
             "broker_id": self._directory.broker_id, "owner_epoch": epoch // REOPENS_PER_INCARNATION,
             "incarnation": self._incarnation, "lost_before": lost_before(self.unbroken_since, record),
-            **reserved_fields(self._directory.reservation(*place)),
+            "reserved_end": known.end, "reserved_broker_id": known.broker_id,
+            "reserved_epoch": known.epoch, "closed": known.closed,
         }  # fmt: skip
 
         def inherited(error: DanubeError | None) -> None:
@@ -373,7 +373,7 @@ class ClusterShard(Shard):
         else:
             super().open(name, then)
 
-    def _reopen_ended(self, hosted: HostedPartition) -> None:
+    def reopen_ended(self, hosted: HostedPartition) -> None:
         place = hosted.topic_id, hosted.index
         if place in self._stale:
             self._release_held(place, None)

@@ -6,8 +6,9 @@ import uuid
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from danube.broker.mover.owner_link import OwnerLink, told
 from danube.broker.tiers.inheritance import Heir, inherit
 from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.cluster.commands import Reservation
@@ -20,26 +21,11 @@ from danube.wal.tier.uploader import Ownership
 
 if TYPE_CHECKING:
     from danube.broker.links import Frame
-    from danube.broker.mover.copies import Ended, Job
+    from danube.broker.mover.copies import Job, Mover
 
 
 FORMING_NS: Final = 3_000_000_000
 FORMING_POLL_S: Final = 0.05
-
-
-class Link(Protocol):
-    """The connection of a worker."""
-
-    def send(self, kind: str, **fields: Any) -> None: ...
-
-
-class Mover(Protocol):
-    """Members of the mover that ClaimedPartitions uses."""
-
-    @property
-    def store(self) -> ObjectStore: ...
-    def block(self, job: Job, ended: Ended) -> None: ...
-    def make_way(self, identity: LogIdentity) -> str: ...
 
 
 class ClaimedPartitions:
@@ -50,7 +36,7 @@ class ClaimedPartitions:
         self._data_dir = data_dir
         self.busy: set[LogIdentity] = set()  # their directories are being made ready
 
-    def begin(self, link: Link, frame: Frame) -> None:
+    def begin(self, link: OwnerLink, frame: Frame) -> None:
         """Answer ``inherited``, with the error that it cannot be done now."""
         heir = heir_of(frame)
         identity = heir.owner.identity
@@ -93,9 +79,8 @@ def heir_of(frame: Frame) -> Heir:
     )
 
 
-def _answer(link: Link, frame: Frame, error: DanubeError | None) -> None:
-    failed = {} if error is None else {"code": error.code}
-    link.send("inherited", id=frame["id"], error="" if error is None else str(error), **failed)
+def _answer(link: OwnerLink, frame: Frame, error: DanubeError | None) -> None:
+    link.send("inherited", id=frame["id"], **told(error))
 
 
 def claim_of(store: ObjectStore, data_dir: Path, *, clustered: bool) -> Job:

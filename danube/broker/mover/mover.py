@@ -27,7 +27,7 @@ from danube.broker.links import Frame
 from danube.broker.mover.claims import ClaimedPartitions, claim_of, ownership_of
 from danube.broker.mover.copies import Ended, Job, MetadataCopies, TopicDeletions, clean_uploads
 from danube.broker.mover.health import StoreHealth
-from danube.broker.mover.owner_link import OwnerLink, link_factory
+from danube.broker.mover.owner_link import OwnerLink
 from danube.broker.mover.partition import NEVER_US, MovedPartition, Step
 from danube.broker.mover.returning import Returns
 from danube.broker.mover.staged import judged
@@ -127,7 +127,7 @@ class Mover:
             self.stop()
         reserve.keep(self._data_dir / "reserve-mover")
         self._beat()
-        server = await loop.create_unix_server(link_factory(self), sock=self._context.listener)
+        server = await loop.create_unix_server(lambda: OwnerLink(self), sock=self._context.listener)
         self._bind()
         _log.info("mover serves", store=self.store.name)
         await self._stop.wait()
@@ -439,17 +439,28 @@ class Mover:
         self, partition: MovedPartition, base_offset: int, entry: Any, error: DanubeError | None
     ) -> None:
         self._pace.running -= 1
-        now_us = clock.wall_us()
+        failed = partial(partition.upload_failed, base_offset)
+        self._went(partition, "upload", error, lambda _: partition.uploaded(base_offset, entry), failed)
+        self._fill_slots()
+
+    def _went(
+        self,
+        partition: MovedPartition,
+        step: str,
+        error: DanubeError | None,
+        took: Callable[[int], None],
+        failed: Callable[[DanubeError, int, float], None],
+    ) -> None:
+        """An upload or a merge has ended: tell the store's condition, the partition and its owner."""
+        now_us, told = clock.wall_us(), partition.error
         self._health.judge(error, now_us, self._random.random())
-        told = partition.error
         if error is None:
-            partition.uploaded(base_offset, entry)
+            took(now_us)
         else:
-            _log.limited("moving failed", source=partition.owner.topic, step="upload", why=str(error))
-            partition.upload_failed(base_offset, error, now_us, self._random.random())
+            _log.limited("moving failed", source=partition.owner.topic, step=step, why=str(error))
+            failed(error, now_us, self._random.random())
         self._tell_error(partition, told)
         self._after(partition)
-        self._fill_slots()
 
     # -- merges -----------------------------------------------------------------------------------
 
@@ -472,16 +483,7 @@ class Mover:
 
     def _merge_ended(self, partition: MovedPartition, result: Any, error: DanubeError | None) -> None:
         self._merging = False
-        now_us = clock.wall_us()
-        self._health.judge(error, now_us, self._random.random())
-        told = partition.error
-        if error is None:
-            partition.merged(result, now_us)
-        else:
-            _log.limited("moving failed", source=partition.owner.topic, step="merge", why=str(error))
-            partition.merge_failed(error, now_us, self._random.random())
-        self._tell_error(partition, told)
-        self._after(partition)
+        self._went(partition, "merge", error, partial(partition.merged, result), partition.merge_failed)
 
     # -- threads ----------------------------------------------------------------------------------
 

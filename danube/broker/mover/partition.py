@@ -48,7 +48,6 @@ from danube.wal.tier.rewriting import (
 from danube.wal.tier.sealed_files import LocalListing
 from danube.wal.tier.staged import Rules, Staged
 from danube.wal.tier.uploader import (
-    Change,
     Ownership,
     Uploader,
     adding,
@@ -378,7 +377,7 @@ class MovedPartition:
                 return lambda: self._remove(keys)
             case Step.CURSORS:
                 blob = self.cursors or b""
-                return lambda: self._put_cursors(blob)
+                return lambda: (put_cursors(self.uploader, blob, self._cursors_generation), blob)
             case Step.SWEEP:
                 since, offered = self._unnamed_since, self._staged.keys(self.owner.identity)
                 return lambda: sweep_partition(self.uploader, offered, since, now_us, self.settings)
@@ -398,7 +397,9 @@ class MovedPartition:
 
         def install() -> tuple[Manifest, list[str]]:
             changes[0] = adding(entries, self._local_holes(), self._leave_end)
-            return self._install(in_turn(*changes))
+            before = self.uploader.manifest
+            after = self.uploader.install(in_turn(*changes))
+            return after, dropped_keys(before, after)
 
         return install
 
@@ -409,17 +410,9 @@ class MovedPartition:
         except (Damage, OSError):
             return ()
 
-    def _install(self, change: Change) -> tuple[Manifest, list[str]]:
-        before = self.uploader.manifest
-        after = self.uploader.install(change)
-        return after, dropped_keys(before, after)
-
     def _remove(self, keys: list[str]) -> list[str]:
         self.uploader.remove(keys)
         return keys
-
-    def _put_cursors(self, blob: bytes) -> tuple[int, bytes]:
-        return put_cursors(self.uploader, blob, self._cursors_generation), blob
 
     def took(self, step: Step, result: Any, now_us: int) -> bool:
         """Note that the step ended well; return whether the owner is to be told."""
@@ -436,7 +429,8 @@ class MovedPartition:
                     self._doubtful = {segment.base_offset for segment in result}
             case Step.INSTALL:
                 self._installed_us = now_us
-                self._take_manifest(result[0], result[1], now_us)
+                self.manifest, dropped = result
+                self._dropped |= dict.fromkeys(dropped[: DROPPED_MAX - len(self._dropped)], now_us)
                 self._merge_us = min(self._merge_us, now_us + self._merge_interval_us)
                 self._merged = []
                 self._staged.installed(self.manifest, now_us)
@@ -464,11 +458,6 @@ class MovedPartition:
     @property
     def _sweep_interval_us(self) -> int:
         return min(SWEEP_INTERVAL_US, self.settings.orphan_age_us)
-
-    def _take_manifest(self, manifest: Manifest, dropped: list[str], now_us: int) -> None:
-        self.manifest = manifest
-        for key in dropped[: DROPPED_MAX - len(self._dropped)]:
-            self._dropped[key] = now_us
 
     def failed(self, step: Step, error: DanubeError, now_us: int, chance: float) -> None:
         """The step ended with an error; it is due again after a while.  Nothing of it is forgotten."""

@@ -29,9 +29,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from danube.broker.mover.copies import Ended, Job
+import msgspec
+
+from danube.broker.mover.copies import Mover
 from danube.broker.tiers.inheritance import (
     LOG_EPOCHS,
     RETURNING,
@@ -116,10 +118,9 @@ def give_back(store: ObjectStore, aside: Aside, memory: Memory) -> Outcome:
         segments = _segments(aside)
     except OSError as error:
         raise StorageFailed(f"{aside.directory} cannot be read", why=str(error)) from error
-    tail = Tail(
-        aside.kept.broker_id, aside.kept.first_epoch * LOG_EPOCHS, last_log_epoch(aside.kept.last_epoch),
-        memory.log_end, [],
-    )  # fmt: skip
+    kept = aside.kept
+    first, last = kept.first_epoch * LOG_EPOCHS, last_log_epoch(kept.last_epoch)
+    tail = Tail(kept.broker_id, first, last, memory.log_end, [])
     holes = [hole for hole in manifest.all_holes() if tail.owns(hole)]
     missing = [segment for segment in segments if not _kept(manifest, segment)]
     if any(hole.broker_id or _lying_in(hole, missing) for hole in holes):
@@ -147,8 +148,7 @@ def _offer(
     else:  # removed, and not all of it was installed: perhaps an object differed from the file here
         memory.entries.clear()
     entries = _uploaded(store, aside, manifest, tail, wanted, memory)
-    rows = [tuple(entry) for entry in entries]
-    put_offer(store, aside.identity, Tail(*_fields(tail), rows))  # type: ignore[arg-type]
+    put_offer(store, aside.identity, msgspec.structs.replace(tail, rows=[tuple(one) for one in entries]))
     memory.offer_count += 1
     return Outcome("offered")
 
@@ -171,10 +171,6 @@ def newest_manifest(store: ObjectStore, identity: LogIdentity) -> Manifest | Non
 
 def _offer_key(aside: Aside) -> str:
     return returned_key(aside.identity, aside.kept.broker_id, last_log_epoch(aside.kept.last_epoch))
-
-
-def _fields(tail: Tail) -> tuple[int, int, int, int]:
-    return tail.broker_id, tail.first_epoch, tail.last_epoch, tail.log_end
 
 
 def _seal(aside: Aside) -> int:
@@ -254,15 +250,6 @@ def round_of(store: ObjectStore, data_dir: Path, memories: dict[str, Memory]) ->
 
 
 ROUND_S: Final = 15.0
-
-
-class Mover(Protocol):
-    """Members of the mover that Returns uses."""
-
-    @property
-    def store(self) -> ObjectStore: ...
-    def block(self, job: Job, ended: Ended) -> None: ...
-    def call_later(self, delay_s: float, action: Callable[[], None]) -> None: ...
 
 
 class Returns:

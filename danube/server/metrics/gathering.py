@@ -8,15 +8,14 @@ round is queried again.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, cast
+import socket
+from typing import Final
 
 import msgspec
 
-from danube.broker.links import Frame, FrameReader, encode_frame
+from danube.broker.links import Accepted, Frame
 from danube.core.partition.pending import Measured
-from danube.errors import DanubeError
 from danube.host import clock, telemetry
-from danube.host.unix_peer import same_user
 
 ROUND_MAX_S: Final = 3.0  # a scraper waits 10 s by default
 FRESH_NS: Final = 1_000_000_000  # a round that ended less than this ago is told again
@@ -81,35 +80,24 @@ class Gathering:
                 self._complete.set()
 
 
-class MeasuredLink(asyncio.Protocol):
+class MeasuredLink(Accepted):
     """One worker's connection."""
 
     def __init__(self, gathering: Gathering) -> None:
+        super().__init__()
         self._gathering = gathering
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        if len(self._gathering.links) >= LINKS_MAX or not same_user(transport.get_extra_info("socket")):
-            _log.warning("a connection that no worker makes is refused")
-            self._transport.abort()
-            return
+    def room(self) -> bool:
+        return len(self._gathering.links) < LINKS_MAX
+
+    def on_made(self, peer: socket.socket) -> None:
         self._gathering.connected(self)
+
+    def on_frame(self, frame: Frame) -> None:
+        self._gathering.on_frame(frame)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gathering.links.discard(self)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for frame in self._reader.feed(data):
-                self._gathering.on_frame(frame)
-        except (DanubeError, msgspec.MsgspecError) as error:
-            _log.error("a worker's connection is closed", why=str(error))
-            self._transport.abort()
-
     def ask(self, question: int, topics_max: int) -> None:
-        self._transport.write(encode_frame("measure", id=question, topics_max=topics_max))
-
-    def close(self) -> None:
-        self._transport.close()
+        self.send("measure", id=question, topics_max=topics_max)

@@ -58,96 +58,72 @@ COUNTED: Final[dict[Counter, Family]] = {
     counter: Family(f"danube_broker_{name}", kind, (), says) for counter, name, kind, says in _COUNTED
 }
 
-BUILD_INFO: Final = Family("danube_build_info", "gauge", ("version",), "1; the version is the label.")
-START_TIME: Final = Family(
-    "danube_broker_start_time_seconds", "gauge", (), "When the broker was started, in seconds of 1970."
-)
-TOPICS_OWNED: Final = Family("danube_broker_topics_owned", "gauge", (), "Topics of this broker.")
-WORKER_UP: Final = Family(
-    "danube_worker_up", "gauge", WORKER, "1 if the worker answered in time, 0 if it did not or is replaced."
-)
-WORKER_RESTARTS: Final = Family(
-    "danube_worker_restarts_total", "counter", WORKER, "How often the worker was replaced."
-)
-TIERED: Final = Family("danube_storage_tiered", "gauge", (), "1 with an object store, 0 without one.")
-PENDING_BYTES: Final = Family(
-    "danube_storage_pending_bytes", "gauge", TOPIC,
-    "Bytes of stored batches of the topic that are not known to be off this host.",
-)  # fmt: skip
-PENDING_SECONDS: Final = Family(
-    "danube_storage_pending_seconds", "gauge", TOPIC,
-    "For how long the oldest record of the topic that is not known to be off this host has been stored.",
-)  # fmt: skip
-HOST_PENDING_BYTES: Final = Family(
-    "danube_storage_host_pending_bytes", "gauge", (), "The same bytes of all topics together."
-)
-HOST_PENDING_SECONDS: Final = Family(
-    "danube_storage_host_pending_seconds", "gauge", (), "The same age, of the oldest record of all topics."
-)
-UNKNOWN_PARTITIONS: Final = Family(
-    "danube_storage_unknown_partitions", "gauge", (),
-    "Partitions that are stored here and not open yet; their topics have no numbers meanwhile.",
-)  # fmt: skip
-STORE_UP: Final = Family(
-    "danube_storage_store_up", "gauge", (),
-    "1 if the object store answered the mover last, 0 if it refused, was silent or was not heard of yet.",
-)  # fmt: skip
-UPLOAD_SHARE: Final = Family(
-    "danube_storage_upload_share", "gauge", (),
-    "How much of what uploads could do they do: 1 is all, less while busy workers wait for processors.",
-)  # fmt: skip
-MOVER_UP: Final = Family(
-    "danube_storage_mover_up", "gauge", (), "1 while the mover runs and gives signs of life."
-)
-MOVER_RESTARTS: Final = Family(
-    "danube_storage_mover_restarts_total", "counter", (), "How often the mover was replaced."
-)
-
-CONTROLLER_UP: Final = Family(
-    "danube_cluster_controller_up", "gauge", (), "1 if this host's controller answered, 0 if it did not."
-)
-LEADS: Final = Family(
-    "danube_cluster_leads", "gauge", (), "1 if this member leads; one of a cluster does, or none."
-)
-LED: Final = Family(
-    "danube_cluster_leader_known", "gauge", (), "1 if this member knows who leads, 0 if it does not."
-)
-ELECTION: Final = Family(
-    "danube_cluster_term", "gauge", (), "The term of the agreement; it grows with elections."
-)
-COMMIT_INDEX: Final = Family(
-    "danube_cluster_commit_index", "gauge", (), "The last entry that is known here to be agreed on."
-)
-APPLIED_INDEX: Final = Family(
-    "danube_cluster_applied_index", "gauge", (), "The last entry that this host's metadata holds."
-)
-MEMBERS: Final = Family("danube_cluster_members", "gauge", ("kind",), "Members by kind: voter or learner.")
-REACHED: Final = Family(
-    "danube_cluster_members_reached", "gauge", (), "Other members to which there is a connection."
-)
-LEASE_SECONDS: Final = Family(
-    "danube_cluster_lease_seconds", "gauge", (),
-    "For how long this broker may serve without another renewal; 0 when its lease is over.",
-)  # fmt: skip
-MOVING: Final = Family(
-    "danube_cluster_partitions_moving", "gauge", (),
-    "Partitions on their way to another broker; the leader tells it.",
-)  # fmt: skip
-COOLING: Final = Family(
-    "danube_cluster_partitions_cooling", "gauge", (),
-    "Partitions that were moved lately and stay for a while; the leader tells it.",
-)  # fmt: skip
-IMBALANCE: Final = Family(
-    "danube_cluster_imbalance", "gauge", (),
-    "The deviation of the brokers' loads by their mean, 0 when they are equal; the leader tells it.",
-)  # fmt: skip
-OF_THE_CLUSTER: Final = (
-    CONTROLLER_UP, LEADS, LED, ELECTION, COMMIT_INDEX, APPLIED_INDEX, MEMBERS, REACHED, LEASE_SECONDS,
-    MOVING, COOLING, IMBALANCE,
-)  # fmt: skip
-
 FAMILIES: Final[tuple[Family, ...]] = (
-    BUILD_INFO, START_TIME, TOPICS_OWNED, *COUNTED.values(), WORKER_UP, WORKER_RESTARTS, TIERED,
-    PENDING_BYTES, PENDING_SECONDS, HOST_PENDING_BYTES, HOST_PENDING_SECONDS, UNKNOWN_PARTITIONS, STORE_UP,
-    MOVER_UP, MOVER_RESTARTS, UPLOAD_SHARE, *OF_THE_CLUSTER,
+    Family("danube_build_info", "gauge", ("version",), "1; the version is the label."),
+    Family(
+        "danube_broker_start_time_seconds", "gauge", (),
+        "When the broker was started, in seconds of 1970.",
+    ),
+    Family("danube_broker_topics_owned", "gauge", (), "Topics of this broker."),
+    *COUNTED.values(),
+    Family(
+        "danube_worker_up", "gauge", WORKER,
+        "1 if the worker answered in time, 0 if it did not or is replaced.",
+    ),
+    Family("danube_worker_restarts_total", "counter", WORKER, "How often the worker was replaced."),
+    Family("danube_storage_tiered", "gauge", (), "1 with an object store, 0 without one."),
+    Family(
+        "danube_storage_pending_bytes", "gauge", TOPIC,
+        "Bytes of stored batches of the topic that are not known to be off this host.",
+    ),
+    Family(
+        "danube_storage_pending_seconds", "gauge", TOPIC,
+        "For how long the oldest record of the topic that is not known to be off this host has been stored.",
+    ),
+    Family("danube_storage_host_pending_bytes", "gauge", (), "The same bytes of all topics together."),
+    Family(
+        "danube_storage_host_pending_seconds", "gauge", (),
+        "The same age, of the oldest record of all topics.",
+    ),
+    Family(
+        "danube_storage_unknown_partitions", "gauge", (),
+        "Partitions that are stored here and not open yet; their topics have no numbers meanwhile.",
+    ),
+    Family(
+        "danube_storage_store_up", "gauge", (),
+        "1 if the object store answered the mover last, 0 if it refused, was silent or was not heard of yet.",
+    ),
+    Family("danube_storage_mover_up", "gauge", (), "1 while the mover runs and gives signs of life."),
+    Family("danube_storage_mover_restarts_total", "counter", (), "How often the mover was replaced."),
+    Family(
+        "danube_storage_upload_share", "gauge", (),
+        "How much of what uploads could do they do: 1 is all, less while busy workers wait for processors.",
+    ),
+    Family(
+        "danube_cluster_controller_up", "gauge", (),
+        "1 if this host's controller answered, 0 if it did not.",
+    ),
+    Family("danube_cluster_leads", "gauge", (), "1 if this member leads; one of a cluster does, or none."),
+    Family("danube_cluster_leader_known", "gauge", (), "1 if this member knows who leads, 0 if it does not."),
+    Family("danube_cluster_term", "gauge", (), "The term of the agreement; it grows with elections."),
+    Family("danube_cluster_commit_index", "gauge", (), "The last entry that is known here to be agreed on."),
+    Family("danube_cluster_applied_index", "gauge", (), "The last entry that this host's metadata holds."),
+    Family("danube_cluster_members", "gauge", ("kind",), "Members by kind: voter or learner."),
+    Family("danube_cluster_members_reached", "gauge", (), "Other members to which there is a connection."),
+    Family(
+        "danube_cluster_lease_seconds", "gauge", (),
+        "For how long this broker may serve without another renewal; 0 when its lease is over.",
+    ),
+    Family(
+        "danube_cluster_partitions_moving", "gauge", (),
+        "Partitions on their way to another broker; the leader tells it.",
+    ),
+    Family(
+        "danube_cluster_partitions_cooling", "gauge", (),
+        "Partitions that were moved lately and stay for a while; the leader tells it.",
+    ),
+    Family(
+        "danube_cluster_imbalance", "gauge", (),
+        "The deviation of the brokers' loads by their mean, 0 when they are equal; the leader tells it.",
+    ),
 )  # fmt: skip

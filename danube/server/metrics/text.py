@@ -67,7 +67,7 @@ class _Everything(Collector):
         if observed.member is not None:
             found |= _of_the_cluster(observed.member)
         for family in table.FAMILIES:
-            series = found.get(family)
+            series = found.get(family.name)
             if series is not None:
                 yield _metric(family, observed.broker, series)
 
@@ -91,63 +91,66 @@ def _one(value: float) -> list[Series]:
     return [((), value)]
 
 
-def _of_the_broker(observed: Observed) -> dict[Family, list[Series]]:
+def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
     workers = list(enumerate(observed.counters))
-    found: dict[Family, list[Series]] = {
-        table.BUILD_INFO: [((observed.version,), 1.0)],
-        table.START_TIME: _one(observed.started_at_us / 1e6),
-        table.WORKER_UP: [((str(index),), float(index in observed.answered)) for index, _ in workers],
-        table.WORKER_RESTARTS: [((str(index),), one["restarts"]) for index, one in workers],
+    found: dict[str, list[Series]] = {
+        "danube_build_info": [((observed.version,), 1.0)],
+        "danube_broker_start_time_seconds": _one(observed.started_at_us / 1e6),
+        "danube_worker_up": [((str(index),), float(index in observed.answered)) for index, _ in workers],
+        "danube_worker_restarts_total": [((str(index),), one["restarts"]) for index, one in workers],
     }
     for counter, family in table.COUNTED.items():
-        found[family] = _one(sum(one[counter.name.lower()] for one in observed.counters))
+        found[family.name] = _one(sum(one[counter.name.lower()] for one in observed.counters))
     if observed.measured.topic_count is not None:
-        found[table.TOPICS_OWNED] = _one(observed.measured.topic_count)
+        found["danube_broker_topics_owned"] = _one(observed.measured.topic_count)
     return found
 
 
-def _of_the_storage(observed: Observed) -> dict[Family, list[Series]]:
+def _of_the_storage(observed: Observed) -> dict[str, list[Series]]:
     """Local storage has no pending bytes: nothing of it is ever off this host."""
     measured = observed.measured
     if measured.tiered is None:
         return {}
-    found: dict[Family, list[Series]] = {table.TIERED: _one(measured.tiered)}
+    found: dict[str, list[Series]] = {"danube_storage_tiered": _one(measured.tiered)}
     if not measured.tiered:
         return found
     topics = sorted(measured.pending_by_topic.items())
-    found[table.PENDING_BYTES] = [((topic,), pending.size_bytes) for topic, pending in topics]
-    found[table.PENDING_SECONDS] = [((topic,), pending.age_s(observed.now_us)) for topic, pending in topics]
+    found["danube_storage_pending_bytes"] = [((topic,), pending.size_bytes) for topic, pending in topics]
+    found["danube_storage_pending_seconds"] = [
+        ((topic,), pending.age_s(observed.now_us)) for topic, pending in topics
+    ]
     if measured.pending is not None:
-        found[table.HOST_PENDING_BYTES] = _one(measured.pending.size_bytes)
-        found[table.HOST_PENDING_SECONDS] = _one(measured.pending.age_s(observed.now_us))
-    found[table.UNKNOWN_PARTITIONS] = _one(measured.unknown_partitions)
-    found[table.STORE_UP] = _one(observed.mover_alive and observed.store_answers)
-    found[table.MOVER_UP] = _one(observed.mover_alive)
-    found[table.MOVER_RESTARTS] = _one(max(0, observed.mover_starts - 1))
+        found["danube_storage_host_pending_bytes"] = _one(measured.pending.size_bytes)
+        found["danube_storage_host_pending_seconds"] = _one(measured.pending.age_s(observed.now_us))
+    found["danube_storage_unknown_partitions"] = _one(measured.unknown_partitions)
+    found["danube_storage_store_up"] = _one(observed.mover_alive and observed.store_answers)
+    found["danube_storage_mover_up"] = _one(observed.mover_alive)
+    found["danube_storage_mover_restarts_total"] = _one(max(0, observed.mover_starts - 1))
     if observed.mover_alive:
-        found[table.UPLOAD_SHARE] = _one(observed.upload_share)
+        found["danube_storage_upload_share"] = _one(observed.upload_share)
     return found
 
 
-def _of_the_cluster(member: ObservedMember) -> dict[Family, list[Series]]:
+def _of_the_cluster(member: ObservedMember) -> dict[str, list[Series]]:
     """Return the series of the cluster: few if the controller is silent, placing at the leader only."""
     status = member.status
-    found: dict[Family, list[Series]] = {
-        table.CONTROLLER_UP: _one(status is not None), table.LEASE_SECONDS: _one(member.lease_s)
-    }  # fmt: skip
+    found: dict[str, list[Series]] = {
+        "danube_cluster_controller_up": _one(status is not None),
+        "danube_cluster_lease_seconds": _one(member.lease_s),
+    }
     if status is None:
         return found
     found |= {
-        table.LEADS: _one(status.role == "leader"),
-        table.LED: _one(bool(status.leader_id)),
-        table.ELECTION: _one(status.current_term),
-        table.COMMIT_INDEX: _one(status.commit_index),
-        table.APPLIED_INDEX: _one(status.last_applied),
-        table.MEMBERS: [(("voter",), len(status.voters)), (("learner",), len(status.learners))],
-        table.REACHED: _one(len(status.reached)),
+        "danube_cluster_leads": _one(status.role == "leader"),
+        "danube_cluster_leader_known": _one(bool(status.leader_id)),
+        "danube_cluster_term": _one(status.current_term),
+        "danube_cluster_commit_index": _one(status.commit_index),
+        "danube_cluster_applied_index": _one(status.last_applied),
+        "danube_cluster_members": [(("voter",), len(status.voters)), (("learner",), len(status.learners))],
+        "danube_cluster_members_reached": _one(len(status.reached)),
     }
     if status.placing is not None:
-        found[table.MOVING] = _one(status.placing.moving)
-        found[table.COOLING] = _one(status.placing.cooling)
-        found[table.IMBALANCE] = _one(status.placing.imbalance)
+        found["danube_cluster_partitions_moving"] = _one(status.placing.moving)
+        found["danube_cluster_partitions_cooling"] = _one(status.placing.cooling)
+        found["danube_cluster_imbalance"] = _one(status.placing.imbalance)
     return found

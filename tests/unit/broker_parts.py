@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from danube.broker.api import RoutedSession, Session
+from danube.broker.operations.context import Operations
 from danube.broker.operations.examinations import Examinations
 from danube.broker.operations.proposals import Proposals
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
@@ -378,6 +379,9 @@ class SteppedExaminations:
         return len(waiting)
 
 
+CHECKING = ("default_compatibility", "compatibility_checks")
+
+
 class RoutedBench(Bench):
     """A shard behind its router, as worker 0 of ``workers``."""
 
@@ -387,14 +391,18 @@ class RoutedBench(Bench):
         self.examiner = SteppedExaminations()
         self.metadata_changes = 0
         self.metadata_reads = 0
-        self.router = Router(
-            0, workers, self.shard, cast(LocalLog, self.proposals), cast(Proposals, self.proposals),
-            schedule_turn=self._wanted,
-            on_metadata=self._read_metadata,
+        operations = Operations(
+            cast(LocalLog, self.proposals), cast(Proposals, self.proposals),
+            cast(Examinations, self.examiner),
+            refresh=self._read_metadata,
             metadata_changed=self._changed_metadata,
             status=lambda: {"version": "test"},
             default_policy=TopicPolicy(),
-            examinations=cast(Examinations, self.examiner),
+            **{name: options.pop(name) for name in CHECKING if name in options},
+        )  # fmt: skip
+        self.router = Router(
+            0, workers, self.shard, operations,
+            schedule_turn=self._wanted,
             **{"default_partitions": 0, "auto_create": True, **options},
         )  # fmt: skip
         self.shard._find_topic = self.router.find_topic

@@ -60,3 +60,9 @@ def struct_of(value: Any, cls: type[_T], what: str) -> _T:
         return msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{what} cannot be read", why=str(error)) from None
+
+
+def filled(args: Args, cls: type[_T], **known: Any) -> _T:
+    """A struct with the arguments of its fields' names; one that is nil counts as missing."""
+    given = {name: value for name, value in args.items() if value is not None}
+    return struct_of({**given, **known}, cls, "the request")

@@ -1,7 +1,7 @@
 """The context of operations: what they act on, and how they answer.
 
 An operation takes plain values and answers one, or an error, on the loop: at once, or when a command
-was committed or a definition examined.  :mod:`danube.broker.operations.table` lists them all.
+was committed or a definition examined.  :mod:`danube.broker.routing.router` joins their tables.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.operations.arguments import Args
+from danube.broker.operations.arguments import Args, filled
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.errors import DanubeError
 from danube.ids import check_topic_name
+from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
     from danube.broker.operations.examinations import Examinations
@@ -21,13 +22,21 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import Command, Outcome, TopicRecord
     from danube.core.metadata.machine import Metadata
     from danube.core.partition.policy import TopicPolicy
-    from danube.schema.model import Checks, Compatibility
 
 Answer = Callable[[Any], None]
 """Takes the value, or the DanubeError that stands for it."""
 
 Operation = Callable[["Operations", Args, Answer], None]
 AskOwner = Callable[[str, str, Args, Answer], None]
+
+
+def proposing(command: type[Command], view: Callable[[Any], Any] = lambda made: None) -> Operation:
+    """The operation that commits a command whose fields are its arguments, and answers ``view`` of it."""
+
+    def operation(operations: Operations, args: Args, answer: Answer) -> None:
+        operations.propose(filled(args, command), answer, view)
+
+    return operation
 
 
 class Operations:
@@ -43,32 +52,32 @@ class Operations:
         metadata_changed: Callable[[], None],
         status: Callable[[], dict[str, Any]],
         default_policy: TopicPolicy,
-        default_compatibility: Compatibility,
-        compatibility_checks: Checks,
-        ask_owner: AskOwner,
+        default_compatibility: Compatibility = Compatibility.BACKWARD,
+        compatibility_checks: Checks = Checks.STRICT,
         store: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """``ask_owner``: carries out an operation at the owner of a partition (partition, op, args, answer).
+        """``store``: the condition of the object store; None where storage is local.
 
-        ``store``: the condition of the object store; None where storage is local.
+        The router sets ``ask_owner``, which carries out an operation at the owner of a partition (partition,
+        op, args, answer).
         """
+        self.ask_owner: AskOwner
         self.refresh = refresh
         self.status = status
         self.examinations = examinations
         self.default_policy = default_policy
         self.default_compatibility = default_compatibility
         self.compatibility_checks = compatibility_checks
-        self.ask_owner = ask_owner
         self.store = store
         self.clustered = isinstance(metadata, ClusterLog)
-        self._metadata = metadata
+        self.metadata = metadata
         self._proposals = proposals
         self._metadata_changed = metadata_changed
 
     @property
     def state(self) -> Metadata:
         """The metadata as this worker has read it."""
-        return self._metadata.state
+        return self.metadata.state
 
     def find_topic(self, name: str) -> TopicRecord | None:
         """The topic of a logical name, looked for again in what others committed; raises InvalidName."""

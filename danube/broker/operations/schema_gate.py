@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from danube.broker.operations.schemas import definition_of
 from danube.core.batch.columns import BatchView
 from danube.core.metadata.schemas import SchemaVersion, Subject
 from danube.errors import DanubeError, PayloadInvalid
 from danube.host import telemetry
 from danube.limits import SCHEMA_VALIDATORS_MAX
 from danube.schema import kinds
-from danube.schema.model import Definition, SchemaType
+from danube.schema.model import SchemaType
 
 if TYPE_CHECKING:
     from danube.broker.traffic import TrafficCounters
@@ -113,11 +114,7 @@ class SchemaGate:
         if known.subject != subject:
             what = f"schema id {schema_id} is subject {known.subject!r}"
             return _invalid("schema_other_subject", what, wanted, "send records of the topic's own subject")
-        what = (
-            f"subject {subject!r} has no version {number}"
-            if number
-            else f"subject {subject!r} has no version"
-        )
+        what = f"subject {subject!r} has no version{f' {number}' if number else ''}"
         return _invalid(
             "schema_version_unknown", what, "it was deleted or never registered", "send another version"
         )
@@ -153,11 +150,7 @@ class SchemaGate:
         key = subject.schema_id, version.number
         validator = self._validators.get(key)
         if validator is None:
-            definition = Definition(
-                schema_type=SchemaType(version.schema_type), text=version.definition,
-                fingerprint=version.fingerprint, compiled=version.compiled,
-            )  # fmt: skip
-            validator = self._validators[key] = kinds.validator(definition)
+            validator = self._validators[key] = kinds.validator(definition_of(version))
             if len(self._validators) > SCHEMA_VALIDATORS_MAX:
                 self._validators.popitem(last=False)
         else:

@@ -6,11 +6,13 @@ command that stores it names that state; where the subject changed meanwhile, it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, flag, integer, octets, text, texts
+from danube.broker.operations.arguments import Args, filled, flag, integer, octets, text
+from danube.broker.operations.context import proposing
 from danube.broker.operations.paging import listed
 from danube.core.metadata.commands import (
     ConfigureTopicSchema,
@@ -57,10 +59,10 @@ class _Asked(msgspec.Struct, frozen=True):
 
     subject: str
     schema_type: SchemaType
-    definition: bytes
-    description: str
-    created_by: str
-    tags: tuple[str, ...]
+    definition: bytes = b""
+    description: str = ""
+    created_by: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def definition_of(version: SchemaVersion) -> Definition:
@@ -77,14 +79,7 @@ def definition_of(version: SchemaVersion) -> Definition:
 
 
 def _register(operations: Operations, args: Args, answer: Answer) -> None:
-    asked = _Asked(
-        text(args, "subject"),
-        SchemaType.parse(text(args, "schema_type")),
-        octets(args, "definition", b""),
-        text(args, "description", ""),
-        text(args, "created_by", ""),
-        texts(args, "tags"),
-    )
+    asked = filled(args, _Asked, schema_type=SchemaType.parse(text(args, "schema_type")))
     check_label(asked.subject, "subject")
     _Registration(operations, asked, answer).attempt()
 
@@ -137,7 +132,7 @@ class _Registration:
             subject=asked.subject,
             after_revision=0 if known is None else known.revision,
             schema_type=str(definition.schema_type),
-            definition=asked.definition if asked.schema_type not in PLAIN else b"",
+            definition=_stored(asked),
             fingerprint=definition.fingerprint,
             created_us=clock.wall_us(),
             compatibility=str(self._operations.default_compatibility),
@@ -170,11 +165,14 @@ class _Registration:
 
 def _identical(known: Subject | None, asked: _Asked) -> SchemaVersion | None:
     """The version that holds the very same bytes; it was examined when it was registered."""
-    definition = b"" if asked.schema_type in PLAIN else asked.definition
     for version in known.versions if known is not None else ():
-        if version.definition == definition and version.schema_type == asked.schema_type:
+        if version.definition == _stored(asked) and version.schema_type == asked.schema_type:
             return version
     return None
+
+
+def _stored(asked: _Asked) -> bytes:
+    return b"" if asked.schema_type in PLAIN else asked.definition
 
 
 def _registered(subject: Subject, version: SchemaVersion, new: bool) -> dict[str, Any]:
@@ -241,16 +239,12 @@ def _subject(operations: Operations, args: Args) -> Subject:
 
 
 def _entry(subject: Subject, version: SchemaVersion) -> dict[str, Any]:
+    same = ("schema_type", "fingerprint", "description", "created_by", "created_us", "tags")
     return {
         "subject": subject.subject,
         "schema_id": subject.schema_id,
         "version": version.number,
-        "schema_type": version.schema_type,
-        "fingerprint": version.fingerprint,
-        "description": version.description,
-        "created_by": version.created_by,
-        "created_us": version.created_us,
-        "tags": list(version.tags),
+        **{name: getattr(version, name) for name in same},
         "compatibility": subject.compatibility,
     }
 
@@ -298,14 +292,10 @@ def _check(operations: Operations, args: Args, answer: Answer) -> None:
     schema_type = SchemaType.parse(text(args, "schema_type"))
     request = _request(operations, subject, schema_type, octets(args, "definition", b""), mode)
 
-    def examined(outcome: Outcome | DanubeError) -> None:
-        if isinstance(outcome, DanubeError):
-            answer(outcome)
-        else:
-            found = outcome.violations
-            answer({"is_compatible": not found, "violations": _maps(found[:VIOLATIONS_SHOWN_MAX])})
+    def view(found: list[Violation]) -> dict[str, Any]:
+        return {"is_compatible": not found, "violations": _maps(found)}
 
-    operations.examinations.submit(request, examined)
+    _examine(operations, request, answer, view)
 
 
 def _diff(operations: Operations, args: Args, answer: Answer) -> None:
@@ -319,22 +309,28 @@ def _diff(operations: Operations, args: Args, answer: Answer) -> None:
         checks=operations.compatibility_checks,
     )
 
-    def examined(outcome: Outcome | DanubeError) -> None:
-        if isinstance(outcome, DanubeError):
-            answer(outcome)
-            return
-        found = outcome.violations
+    def view(found: list[Violation]) -> dict[str, Any]:
         sides = {
-            side: _maps([one for one in found if one.direction == side][:VIOLATIONS_SHOWN_MAX])
-            for side in ("backward", "forward")
+            side: _maps([one for one in found if one.direction == side]) for side in ("backward", "forward")
         }
-        answer({"subject": subject.subject, "old": old.number, "new": new.number, **sides})
+        return {"subject": subject.subject, "old": old.number, "new": new.number, **sides}
+
+    _examine(operations, request, answer, view)
+
+
+def _examine(
+    operations: Operations, request: Request, answer: Answer, view: Callable[[list[Violation]], Any]
+) -> None:
+    """Answer a view of what a child finds, or the error."""
+
+    def examined(outcome: Outcome | DanubeError) -> None:
+        answer(outcome if isinstance(outcome, DanubeError) else view(outcome.violations))
 
     operations.examinations.submit(request, examined)
 
 
 def _maps(violations: list[Violation]) -> list[dict[str, Any]]:
-    return [msgspec.structs.asdict(violation) for violation in violations]
+    return [msgspec.structs.asdict(violation) for violation in violations[:VIOLATIONS_SHOWN_MAX]]
 
 
 # -- change -------------------------------------------------------------------------------------------
@@ -345,11 +341,6 @@ def _set_compatibility(operations: Operations, args: Args, answer: Answer) -> No
     mode = str(Compatibility.parse(text(args, "compatibility")))
     command = SetCompatibility(subject=subject, compatibility=mode)
     operations.propose(command, answer, lambda _: {"subject": subject, "compatibility": mode})
-
-
-def _delete_version(operations: Operations, args: Args, answer: Answer) -> None:
-    command = DeleteSchemaVersion(subject=text(args, "subject"), version=integer(args, "version"))
-    operations.propose(command, answer, lambda _: {})
 
 
 def _delete(operations: Operations, args: Args, answer: Answer) -> None:
@@ -409,7 +400,7 @@ TABLE: dict[str, Operation] = {
     "schema.check": _check,
     "schema.diff": _diff,
     "schema.set_compatibility": _set_compatibility,
-    "schema.delete_version": _delete_version,
+    "schema.delete_version": proposing(DeleteSchemaVersion, lambda _: {}),
     "schema.delete": _delete,
     "schema.configure_topic": _configure_topic,
     "schema.topic": _topic,

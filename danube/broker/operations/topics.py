@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from danube import __version__
-from danube.broker.operations.arguments import Args, flag, integer, struct_of, text
+from danube.broker.operations.arguments import Args, integer, struct_of, text
+from danube.broker.operations.context import proposing
 from danube.broker.operations.paging import listed
 from danube.core.metadata.commands import (
     AddPartitions,
@@ -80,16 +81,11 @@ def topic_view(record: TopicRecord) -> TopicView:
 
 def topic_entry(record: TopicRecord) -> dict[str, Any]:
     """Return one entry of list_topics, which topic answers too: the view, the whole policy and the schema."""
-    policy = {name: getattr(record.policy, name) for name in TopicPolicy.__struct_fields__}
+    policy = msgspec.structs.asdict(record.policy)
     return {
-        "topic": record.topic,
-        "topic_id": record.topic_id,
+        **{name: getattr(record, name) for name in ("topic", "topic_id", "partition_count", "created_us")},
+        **{name: policy[name] for name in ("reliable", "durability", "max_record_bytes")},
         "partitions": record.physical_names,
-        "partition_count": record.partition_count,
-        "reliable": record.policy.reliable,
-        "durability": record.policy.durability,
-        "max_record_bytes": record.policy.max_record_bytes,
-        "created_us": record.created_us,
         "policy": policy | {"failure": msgspec.structs.asdict(record.policy.failure)},
         "schema": None if record.schema is None else msgspec.structs.asdict(record.schema),
         "broker_version": __version__,
@@ -103,15 +99,6 @@ def _status(operations: Operations, args: Args, answer: Answer) -> None:
 def _namespaces(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
     answer(listed(args, operations.state.namespaces(), str, str))
-
-
-def _create_namespace(operations: Operations, args: Args, answer: Answer) -> None:
-    command = CreateNamespace(namespace=text(args, "namespace"), ensure=flag(args, "ensure", False))
-    operations.propose(command, answer)
-
-
-def _delete_namespace(operations: Operations, args: Args, answer: Answer) -> None:
-    operations.propose(DeleteNamespace(namespace=text(args, "namespace")), answer)
 
 
 def _list_topics(operations: Operations, args: Args, answer: Answer) -> None:
@@ -139,19 +126,10 @@ def _create_topic(operations: Operations, args: Args, answer: Answer) -> None:
     operations.propose(command, answer, topic_entry)
 
 
-def _delete_topic(operations: Operations, args: Args, answer: Answer) -> None:
-    operations.propose(DeleteTopic(topic=str(args.get("topic", ""))), answer)
-
-
 def _update_topic(operations: Operations, args: Args, answer: Answer) -> None:
     record = operations.topic(str(args.get("topic", "")))
     policy = policy_from(args.get("policy", {}), record.policy)
     operations.propose(UpdatePolicy(topic=record.topic, policy=policy), answer, topic_entry)
-
-
-def _add_partitions(operations: Operations, args: Args, answer: Answer) -> None:
-    command = AddPartitions(topic=text(args, "topic"), partitions=integer(args, "partitions"))
-    operations.propose(command, answer, topic_entry)
 
 
 # -- settings of subscriptions ------------------------------------------------------------------------
@@ -199,23 +177,18 @@ def _set_subscription_settings(operations: Operations, args: Args, answer: Answe
     operations.propose(command, answer)
 
 
-def _forget_subscription(operations: Operations, args: Args, answer: Answer) -> None:
-    command = ForgetSubscription(topic=text(args, "topic"), subscription=_subscription(args))
-    operations.propose(command, answer)
-
-
 TABLE: dict[str, Operation] = {
     "status": _status,
     "namespaces": _namespaces,
-    "create_namespace": _create_namespace,
-    "delete_namespace": _delete_namespace,
+    "create_namespace": proposing(CreateNamespace),
+    "delete_namespace": proposing(DeleteNamespace),
     "list_topics": _list_topics,
     "topic": _topic,
     "create_topic": _create_topic,
-    "delete_topic": _delete_topic,
+    "delete_topic": proposing(DeleteTopic),
     "update_topic": _update_topic,
-    "add_partitions": _add_partitions,
+    "add_partitions": proposing(AddPartitions, topic_entry),
     "subscription_settings": _subscription_settings,
     "set_subscription_settings": _set_subscription_settings,
-    "forget_subscription": _forget_subscription,
+    "forget_subscription": proposing(ForgetSubscription),
 }

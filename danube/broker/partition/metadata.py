@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +14,6 @@ from danube.host import telemetry
 if TYPE_CHECKING:
     from danube.broker.operations.context import Operations
     from danube.broker.operations.schema_gate import SchemaGate
-    from danube.cluster.log.local_log import LocalLog
     from danube.core.metadata.commands import TopicRecord
     from danube.core.partition.policy import FailurePolicy
     from danube.core.protocol.native import Admin
@@ -26,13 +24,11 @@ _log = telemetry.events("metadata")
 class OwnerMetadata:
     """The metadata as one worker's partitions know it."""
 
-    def __init__(
-        self, gate: SchemaGate, log: LocalLog, read: Callable[[], None], operations: Operations
-    ) -> None:
+    def __init__(self, gate: SchemaGate, operations: Operations) -> None:
         self.gate = gate
-        self.read = read
+        self.read = operations.refresh
         self.fresh = False  # nothing that was committed before the last bytes were received is unread
-        self._log = log
+        self._log = operations.metadata
         self._operations = operations
 
     @property

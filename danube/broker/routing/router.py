@@ -6,21 +6,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.api import RoutedSession
-from danube.broker.operations.context import Answer, Operations
+from danube.broker.operations import cluster, roles, schemas, storage, topics
+from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
-from danube.broker.operations.table import carry_out
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
 from danube.broker.routing.questions import Questions, Route
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.metadata.commands import CreateTopic, TopicRecord
-from danube.core.partition.policy import Durability, TopicPolicy
+from danube.core.partition.policy import Durability
 from danube.core.placement.workers import owner_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
 from danube.errors import (
     Conflict,
     DanubeError,
+    InvalidArgument,
     LimitExceeded,
     OwnerMoved,
     PolicyMismatch,
@@ -30,17 +31,18 @@ from danube.errors import (
 from danube.host import clock
 from danube.ids import check_topic_name, split_partition_name
 from danube.limits import HANDLES_PER_CONNECTION_MAX
-from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
-    from danube.broker.operations.examinations import Examinations
-    from danube.broker.operations.proposals import Proposals
     from danube.broker.partition.hosted import ProducerLink
     from danube.broker.shard.shard import Shard
     from danube.cluster.log.local_log import LocalLog
     from danube.core.batch.columns import EncodedBatch
 
 
+# Operations that any worker answers; those of a partition's owner are in danube.broker.shard.admin.
+_OPERATIONS: dict[str, Operation] = {
+    **topics.TABLE, **schemas.TABLE, **roles.TABLE, **storage.TABLE, **cluster.TABLE,
+}  # fmt: skip
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
 _REQUESTS = frozenset(
@@ -77,19 +79,11 @@ class Router:
         worker: int,
         workers: int,
         shard: Shard,
-        metadata: LocalLog,
-        proposals: Proposals,
+        operations: Operations,
         *,
         schedule_turn: Callable[[], None],
-        on_metadata: Callable[[], None],
-        metadata_changed: Callable[[], None],
-        status: Callable[[], dict[str, Any]],
-        default_policy: TopicPolicy,
         default_partitions: int,
         auto_create: bool,
-        examinations: Examinations,
-        default_compatibility: Compatibility = Compatibility.BACKWARD,
-        compatibility_checks: Checks = Checks.STRICT,
         remote: RemoteSessions | None = None,
         other_brokers: Callable[[Route], Elsewhere] | None = None,
     ) -> None:
@@ -97,26 +91,14 @@ class Router:
         self.remote = remote
         self.elsewhere = other_brokers(self.route) if other_brokers is not None else None
         self.questions = Questions(self.route, schedule_turn)
-        self.operations = Operations(
-            metadata, proposals, examinations,
-            refresh=on_metadata,
-            metadata_changed=metadata_changed,
-            status=status,
-            default_policy=default_policy,
-            default_compatibility=default_compatibility,
-            compatibility_checks=compatibility_checks,
-            ask_owner=self.questions.ask,
-            store=shard.tiers.store if shard.tiers is not None else None,
-        )  # fmt: skip
-        gate = SchemaGate(metadata, shard.counters)
-        shard.metadata = self._owner_metadata = OwnerMetadata(gate, metadata, on_metadata, self.operations)
+        self.operations = operations
+        operations.ask_owner = self.questions.ask
+        gate = SchemaGate(operations.metadata, shard.counters)
+        shard.metadata = self._owner_metadata = OwnerMetadata(gate, operations)
         self._worker = worker
         self._workers = workers
         self._shard = shard
-        self._metadata = metadata
         self._schedule_turn = schedule_turn
-        self._on_metadata = on_metadata
-        self._default_policy = default_policy
         self._default_partitions = default_partitions
         self._auto_create = auto_create
 
@@ -234,7 +216,7 @@ class Router:
 
     def find_topic(self, name: str) -> tuple[TopicRecord, int]:
         """The topic and partition index of a physical name; reads the metadata log when unknown."""
-        return find_topic(self._metadata, self._on_metadata, name)
+        return find_topic(self.operations.metadata, self.operations.refresh, name)
 
     def answered(self, session: RoutedSession, frames: bytes) -> None:
         """Frames came back from an owner: their requests are no longer open."""
@@ -269,7 +251,7 @@ class Router:
     def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
         record = self.operations.find_topic(request.topic)
         if record is None and request.create and self._auto_create:
-            policy = policy_for(self._default_policy, request.reliable, request.durability)
+            policy = policy_for(self.operations.default_policy, request.reliable, request.durability)
             command = CreateTopic(
                 topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
                 created_us=clock.wall_us(), ensure=True,
@@ -318,7 +300,11 @@ class Router:
     # -- operations that any worker answers -------------------------------------------------------
 
     def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
-        carry_out(self.operations, request.op, request.args, self._answer_to(session, correlation))
+        operation = _OPERATIONS.get(request.op)
+        if operation is None:
+            what = f"operation {request.op[:80]!r} is not known"
+            raise InvalidArgument(what, hint="the client may be newer")
+        operation(self.operations, request.args, self._answer_to(session, correlation))
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
         """Return a callback that sends a value or an error to the session, if it still exists."""

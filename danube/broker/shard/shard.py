@@ -134,10 +134,8 @@ class Shard:
         self._consumer_id = 0
         self.taken_bytes = 0  # by publishes since the last turn
         self.storage = Storage(
-            syncer, sealer, executor, call_on_loop, call_later, self._reopen, self._progressed,
-            on_sealed=self._sealed, on_settled=self.wake, on_reopened=self._reopened,
-            on_reopen_ended=self._reopen_ended, reserver=reserver, sync_lag_max_ns=sync_lag_max_ns,
-        )  # fmt: skip
+            self, syncer, sealer, reserver or sealer, executor, call_on_loop, call_later, sync_lag_max_ns
+        )
         self.tiers = make_tiers(self) if make_tiers is not None else None
         self._handlers: dict[int, Handler] = {
             Kind.PUBLISH: self._on_publish,
@@ -472,7 +470,7 @@ class Shard:
             self.tiers.attach(hosted)
         return hosted
 
-    def _reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
+    def reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
         # The next epoch, or the last of this incarnation as often as is needed: recovery takes every file for
         # a former owner's, and the thread that drops a spare is the one that makes the next.
         epoch = min(hosted.core.epoch + 1, hosted.core.epoch | REOPENS_PER_INCARNATION - 1)
@@ -482,15 +480,15 @@ class Shard:
             hosted.log.witness if hosted.log is not None else None,
         )  # fmt: skip
 
-    def _reopened(self, hosted: HostedPartition) -> None:
+    def reopened(self, hosted: HostedPartition) -> None:
         """The partition has another log."""
         if self.tiers is not None:
             self.tiers.attach(hosted)
 
-    def _reopen_ended(self, hosted: HostedPartition) -> None:
+    def reopen_ended(self, hosted: HostedPartition) -> None:
         """A thread has opened the log of the partition anew, or failed to."""
 
-    def _sealed(self, hosted: HostedPartition) -> None:
+    def sealed(self, hosted: HostedPartition) -> None:
         if self.tiers is not None:
             self.tiers.sealed(hosted)
 
@@ -503,7 +501,7 @@ class Shard:
         """Look at this partition's subscriptions in the next turn."""
         self._deliveries.wake(hosted)
 
-    def _progressed(self, hosted: HostedPartition) -> None:
+    def progressed(self, hosted: HostedPartition) -> None:
         """Records are stored at the level of their topic."""
         self._deliveries.written(hosted)
         self._schedule_turn()

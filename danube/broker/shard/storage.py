@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.partition.hosted import HostedPartition, OpenedStorage
 from danube.broker.processes.removing import remove_directory
 from danube.core.partition.policy import Durability
 from danube.errors import ClosedError, DanubeError, InvalidArgument, StorageFailed, StorageFull
 from danube.host import clock, telemetry
-from danube.limits import SYNC_LAG_MAX_MS, UNSYNCED_RECORDS_MAX
+from danube.limits import UNSYNCED_RECORDS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,43 +37,39 @@ REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
 
+class Keeper(Protocol):
+    """The shard whose logs are kept: what it is told, and what opens a log anew, in a thread."""
+
+    def reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage: ...
+    def reopened(self, hosted: HostedPartition) -> None: ...
+    def reopen_ended(self, hosted: HostedPartition) -> None: ...
+    def progressed(self, hosted: HostedPartition) -> None: ...
+    def sealed(self, hosted: HostedPartition) -> None: ...
+    def wake(self, hosted: HostedPartition) -> None: ...
+
+
 class Storage:
     """Keeps the logs of one worker's partitions moving; everything here runs on the loop."""
 
     def __init__(
         self,
+        shard: Keeper,
         syncer: Syncer,
         sealer: Syncer,
+        reserver: Syncer,
         executor: Executor,
         call_on_loop: Callable[..., object],
         call_later: Callable[..., object],
-        reopen: Callable[[HostedPartition, int | None], OpenedStorage],
-        on_progress: Callable[[HostedPartition], None],
-        *,
-        on_sealed: Callable[[HostedPartition], None],
-        on_settled: Callable[[HostedPartition], None],
-        on_reopened: Callable[[HostedPartition], None],
-        on_reopen_ended: Callable[[HostedPartition], None],
-        reserver: Syncer | None = None,
-        sync_lag_max_ns: int = SYNC_LAG_MAX_MS * 1_000_000,
+        sync_lag_max_ns: int,
     ) -> None:
-        """Take threads and callbacks.
-
-        ``on_settled``: see Partition.settling.  ``on_reopen_ended``: in whichever way.  ``reserver``: its
-        thread makes and deletes spare segments; None: the sealer's.  ``sync_lag_max_ns``: see WalConfig.
-        """
+        """``reserver``: its thread makes and deletes spare segments.  ``sync_lag_max_ns``: see WalConfig."""
+        self._shard = shard
         self._syncer = syncer
         self._sealer = sealer
-        self.reserver = reserver or sealer
+        self.reserver = reserver
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._call_later = call_later
-        self._reopen = reopen
-        self._on_progress = on_progress
-        self.on_sealed = on_sealed
-        self.on_settled = on_settled
-        self.on_reopened = on_reopened
-        self.on_reopen_ended = on_reopen_ended
         self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
         self.sync_lag_max_ns = sync_lag_max_ns
         self._unsynced: dict[HostedPartition, None] = {}
@@ -219,9 +215,9 @@ class Storage:
         log.store_mark()  # what it tells is acknowledged now
         hosted.complete()
         self.request_sync(hosted)
-        self._on_progress(hosted)
+        self._shard.progressed(hosted)
         if settling and not core.settling:
-            self.on_settled(hosted)
+            self._shard.wake(hosted)
 
     def sync_written(self) -> None:
         """Background sync of the `written` level, all dirty logs as one group; called every interval."""
@@ -295,7 +291,7 @@ class Storage:
                     self.drop_spares()
                     self._call_later(SEAL_AGAIN_S, self._seal_again, hosted, log, job)
                 elif hosted.log is log and not hosted.deleted:
-                    self.on_sealed(hosted)
+                    self._shard.sealed(hosted)
                 return
             log.seal_failed(job, error)
             if hosted.log is log:
@@ -346,7 +342,7 @@ class Storage:
         # Records above what is synced may have been acknowledged at a lower level: those are kept.
         unseen = core.level >= _FSYNC and not core.settling
         trusted_end = hosted.log.synced_end if unseen else None
-        future = self._executor.submit(self._reopen, hosted, trusted_end)
+        future = self._executor.submit(self._shard.reopen, hosted, trusted_end)
         future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
 
     def reopening(self, directory: Path) -> bool:
@@ -357,7 +353,7 @@ class Storage:
         self._reopened(hosted, done)
         if hosted.directory is not None:  # and what it had opened is abandoned, where it came too late
             self._reopening.discard(hosted.directory)
-        self.on_reopen_ended(hosted)
+        self._shard.reopen_ended(hosted)
 
     def _reopened(self, hosted: HostedPartition, done: Any) -> None:
         error = done.exception()
@@ -391,10 +387,10 @@ class Storage:
         hosted.adopt(opened)
         hosted.reopen_delay_ns = 0
         _log.info("log opened anew", partition=hosted.name, epoch=hosted.core.epoch)
-        self.on_reopened(hosted)
-        self._on_progress(hosted)
+        self._shard.reopened(hosted)
+        self._shard.progressed(hosted)
         if settling:
-            self.on_settled(hosted)
+            self._shard.wake(hosted)
 
     # -- cursors ----------------------------------------------------------------------------------
 

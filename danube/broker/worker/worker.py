@@ -20,6 +20,7 @@ from danube import __version__
 from danube.broker.api import Door, PassedConnections, RoutedSession
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.links import LinkClient
+from danube.broker.operations.context import Operations
 from danube.broker.operations.examinations import Examinations
 from danube.broker.operations.proposals import Proposals, open_metadata
 from danube.broker.partition.opening import ahead_of
@@ -108,18 +109,21 @@ class Worker:
             self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
             self.refresh_metadata,
         )  # fmt: skip
-        self.router = Router(
-            context.worker, context.workers, self.shard, self.metadata, self.proposals,
-            schedule_turn=self.schedule_turn,
-            on_metadata=self.refresh_metadata,
+        operations = Operations(
+            self.metadata, self.proposals, self.examinations,
+            refresh=self.refresh_metadata,
             metadata_changed=self.metadata_changed,
             status=self.status,
             default_policy=config.topic_policy(),
-            default_partitions=config.topics.partitions,
-            auto_create=config.topics.auto_create,
-            examinations=self.examinations,
             default_compatibility=Compatibility(config.schema.default_compatibility),
             compatibility_checks=Checks(config.schema.compatibility_checks),
+            store=self.shard.tiers.store if self.shard.tiers is not None else None,
+        )  # fmt: skip
+        self.router = Router(
+            context.worker, context.workers, self.shard, operations,
+            schedule_turn=self.schedule_turn,
+            default_partitions=config.topics.partitions,
+            auto_create=config.topics.auto_create,
             remote=self.remote,
             other_brokers=self.cluster.other_brokers if self.cluster is not None else None,
         )  # fmt: skip

@@ -196,7 +196,7 @@ def test_a_policy_changed_while_the_log_reopens_is_the_one_in_force(
     session.take()
     written.shard.storage.sync_written()
     written.syncer.step(EIO)
-    reopen = written.shard.storage._reopen
+    reopen = written.shard.reopen
     policy = msgspec.structs.replace(written.record.policy, durability="fsync")
 
     def changed_meanwhile(*args: Any) -> Any:
@@ -204,7 +204,7 @@ def test_a_policy_changed_while_the_log_reopens_is_the_one_in_force(
         written.shard.update_policy(msgspec.structs.replace(written.record, policy=policy))
         return outcome
 
-    written.shard.storage._reopen = changed_meanwhile
+    written.shard.reopen = changed_meanwhile  # type: ignore[method-assign]
     written.run_later()
     assert written.hosted.failure is None
     written.publish(session, numbered(1, 1))
@@ -356,7 +356,7 @@ def test_what_a_full_disk_left_unsealed_is_sealed_when_there_is_room_in_order(
     log = written.hosted.log
     assert log is not None
     sealed: list[int] = []
-    written.shard.storage.on_sealed = lambda hosted: sealed.append(sealed_segments(log))
+    written.shard.sealed = lambda hosted: sealed.append(sealed_segments(log))
     for _ in range(2):
         written.publish(session, numbered(3))
         written.turn()

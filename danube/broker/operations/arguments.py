@@ -1,17 +1,26 @@
-"""Arguments of operations: plain values that a client sent, read one by one and checked."""
+"""Arguments of operations: plain values that a client sent, read one by one and checked.
+
+Every operation that lists takes ``after``, ``limit`` and ``prefix``.  With ``limit`` the answer is a map:
+``entries``, and ``after`` for the next page, nil where there is none.  A page ends early where it grows
+large.  Without ``limit`` the answer is a plain list of all entries, and an error where they are too many
+for one answer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from danube.errors import InvalidArgument
+from danube.errors import InvalidArgument, LimitExceeded
+from danube.limits import ANSWER_BYTES_MAX, PAGE_BYTES, PAGE_ENTRIES_MAX
 
 Args = dict[str, Any]
 
 _T = TypeVar("_T")
 _MISSING: Final = object()
+_encoder: Final = msgspec.msgpack.Encoder()
 
 
 def text(args: Args, name: str, default: str | None = None) -> str:
@@ -66,3 +75,41 @@ def filled(args: Args, cls: type[_T], **known: Any) -> _T:
     """A struct with the arguments of its fields' names; one that is nil counts as missing."""
     given = {name: value for name, value in args.items() if value is not None}
     return struct_of({**given, **known}, cls, "the request")
+
+
+def listed(
+    args: Args, rows: Iterable[_T], key: Callable[[_T], str], entry: Callable[[_T], Any]
+) -> list[Any] | dict[str, Any]:
+    """The entries whose keys begin with ``prefix`` and lie behind ``after``, in the order of their keys."""
+    chosen = selected(args, rows, key)
+    limit = integer(args, "limit", 0)
+    entries: list[Any] = []
+    size = 0
+    for row in chosen[: min(limit, PAGE_ENTRIES_MAX) or None]:
+        one = entry(row)
+        size += len(_encoder.encode(one))
+        if size > (PAGE_BYTES if limit else ANSWER_BYTES_MAX) and entries:
+            if not limit:
+                raise LimitExceeded(
+                    f"the list has {len(chosen)} entries, too many for one answer",
+                    why=f"an answer has at most {ANSWER_BYTES_MAX} bytes",
+                    hint="ask for pages: limit and after, or a prefix; newer clients do so by themselves",
+                )
+            break
+        entries.append(one)
+    if not limit:
+        return entries
+    return {"entries": entries, "after": page_end(chosen, len(entries), key)}
+
+
+def selected(args: Args, rows: Iterable[_T], key: Callable[[_T], str]) -> list[_T]:
+    """The rows of which a page is taken."""
+    prefix, after = text(args, "prefix", ""), text(args, "after", "")
+    found = [row for row in rows if key(row) > after and key(row).startswith(prefix)]
+    found.sort(key=key)
+    return found
+
+
+def page_end(chosen: list[_T], count: int, key: Callable[[_T], str]) -> str | None:
+    """Return the key behind which the next page begins, after ``count`` of ``chosen``; None at the end."""
+    return key(chosen[count - 1]) if 0 < count < len(chosen) else None

@@ -7,13 +7,13 @@ metadata; so no operation waits for a move.  A broker that is alone answers as a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from danube.broker.operations import alone
-from danube.broker.operations.arguments import Args, flag, integer, text, texts
-from danube.broker.operations.paging import listed
+from danube.broker.operations.arguments import Args, flag, integer, listed, text, texts
 from danube.cluster.log.waiting import waiting_error
 from danube.core.cluster.commands import (
     DeleteKey,
@@ -31,7 +31,7 @@ from danube.ids import check_topic_name
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from danube.broker.operations.context import Answer, Operation, Operations
     from danube.core.cluster.commands import BrokerRecord
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from danube.core.metadata.machine import Metadata
 
 _ID_END: Final = 1 << 64
+_UNLOAD: Final = partial(UnloadPartitions, reason="unload")
 
 
 def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
@@ -150,7 +151,7 @@ def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
     if not answered["started"]:
         answer(answered)
     elif include or exclude:
-        _propose_all(operations, _unloads(rows, "unload"), answer, answered)
+        _propose_all(operations, _commands(rows, _UNLOAD), answer, answered)
     else:
         mode = "draining" if rows or stays else "drained"
         command = SetBrokerMode(broker_id=broker.broker_id, mode=mode, reason="unload")
@@ -178,12 +179,10 @@ def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
             hint="start it again; or accept the loss, and they go on without those records",
         )
     commands: list[Command] = [
-        ReleasePartitions(broker_id=broker.broker_id, partitions=tuple(some), reason=DEAD)
-        for start in range(0, len(owned), PARTITIONS_PER_COMMAND_MAX)
-        if (some := owned[start : start + PARTITIONS_PER_COMMAND_MAX])
+        *_commands(owned, partial(ReleasePartitions, broker_id=broker.broker_id, reason=DEAD)),
+        ForgetBroker(broker_id=broker.broker_id),
+        DeleteKey(key=f"{STORAGE_PREFIX}{broker.broker_id}"),
     ]
-    commands.append(ForgetBroker(broker_id=broker.broker_id))
-    commands.append(DeleteKey(key=f"{STORAGE_PREFIX}{broker.broker_id}"))
     _propose_all(operations, commands, answer, {"broker_id": str(broker.broker_id), "lost": lost})
 
 
@@ -288,16 +287,14 @@ def _unload_topic(operations: Operations, args: Args, answer: Answer) -> None:
             why="their records are on those brokers' disks only",
             hint="set storage.url, so that others can read them",
         )
-    commands = _unloads([table.place(row) for row in owned], "unload")
+    commands = _commands([table.place(row) for row in owned], _UNLOAD)
     _propose_all(operations, commands, answer, {"topic": record.topic, "partitions": len(owned)})
 
 
-def _unloads(places: list[tuple[int, int, int]], reason: str) -> list[Command]:
+def _commands(places: list[tuple[int, int, int]], command: Callable[..., Command]) -> list[Command]:
+    """As many commands as these partitions need."""
     most = PARTITIONS_PER_COMMAND_MAX
-    return [
-        UnloadPartitions(partitions=tuple(places[start : start + most]), reason=reason)
-        for start in range(0, len(places), most)
-    ]
+    return [command(partitions=tuple(places[at : at + most])) for at in range(0, len(places), most)]
 
 
 def _propose_all(

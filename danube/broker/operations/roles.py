@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, filled, text
+from danube.broker.operations.arguments import Args, filled, listed, text
 from danube.broker.operations.context import proposing
-from danube.broker.operations.paging import listed
 from danube.core.metadata.commands import Binding, DeleteBinding, DeleteRole, PutBinding, PutRole, Role
 from danube.core.metadata.roles import resource_in
 

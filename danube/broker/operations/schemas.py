@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, filled, flag, integer, octets, text
+from danube.broker.operations.arguments import Args, filled, flag, integer, listed, octets, text
 from danube.broker.operations.context import proposing
-from danube.broker.operations.paging import listed
 from danube.core.metadata.commands import (
     ConfigureTopicSchema,
     DeleteSchemaVersion,

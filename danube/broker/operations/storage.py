@@ -6,8 +6,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.broker.operations.arguments import Args, integer, text
-from danube.broker.operations.paging import page_end, selected
+from danube.broker.operations.arguments import Args, integer, page_end, selected, text
 from danube.errors import DanubeError
 from danube.limits import PAGE_ENTRIES_MAX
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from danube import __version__
-from danube.broker.operations.arguments import Args, integer, struct_of, text
+from danube.broker.operations.arguments import Args, integer, listed, struct_of, text
 from danube.broker.operations.context import proposing
-from danube.broker.operations.paging import listed
 from danube.core.metadata.commands import (
     AddPartitions,
     CreateNamespace,

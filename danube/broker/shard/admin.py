@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from danube.broker.operations.arguments import integer, octets, struct_of
-from danube.broker.operations.paging import listed
+from danube.broker.operations.arguments import integer, listed, octets, struct_of, text
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
@@ -45,7 +44,7 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
     value = operation(hosted, request.args, now_ns)
     if hosted.metadata is not None:
         changed = request.op == "set_failure_policy"
-        failure = hosted.subscription(_name(request.args)).core.failure if changed else None
+        failure = hosted.subscription(text(request.args, "subscription")).core.failure if changed else None
         hosted.metadata.after_operation(hosted.record, hosted.index, request, failure)
     return value
 
@@ -83,13 +82,13 @@ def _list_subscriptions(
 
 
 def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    name = _name(args)
+    name = text(args, "subscription")
     host = hosted.lossy.get(name) or hosted.subscription(name)
     return {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
 
 
 def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    host = hosted.subscription(_name(args))
+    host = hosted.subscription(text(args, "subscription"))
     value = args.get("value", 0)
     if not isinstance(value, int):
         raise InvalidArgument("the place to seek to is not a number", why=f"value={value!r:.80}")
@@ -105,7 +104,7 @@ def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> di
 
 
 def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
-    name = _name(args)
+    name = text(args, "subscription")
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
     lost = hosted.cursors is not None and name in hosted.cursors.lost
     if host is None and not lost:
@@ -123,11 +122,11 @@ def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: 
 
 
 def _unblock(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    return {"unblocked": hosted.subscription(_name(args)).core.unblock(now_ns)}
+    return {"unblocked": hosted.subscription(text(args, "subscription")).core.unblock(now_ns)}
 
 
 def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
-    host = hosted.subscription(_name(args))
+    host = hosted.subscription(text(args, "subscription"))
     failure = struct_of(args.get("failure", {}), FailurePolicy, "failure policy")
     failure.check()
     host.core.set_failure(failure)
@@ -142,7 +141,7 @@ def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[
     acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[NackedRecord], "nacks")
     if len(acks) % _RANGE_BYTES:
         raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(acks)} bytes")
-    name = _name(args)
+    name = text(args, "subscription")
     if hosted.reliable:
         settle(hosted, hosted.subscription(name).core, acks, nacks, now_ns)
     return {}
@@ -216,13 +215,6 @@ def reply_frame(value: Any, correlation: int) -> bytes:
     if isinstance(value, DanubeError):
         return error_frame(value, correlation)
     return result_frame(value, correlation)
-
-
-def _name(args: dict[str, Any]) -> str:
-    name = args.get("subscription")
-    if not isinstance(name, str):
-        raise InvalidArgument("the request names no subscription")
-    return name
 
 
 # These are answered when their changes are on disk.

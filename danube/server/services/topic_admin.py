@@ -260,26 +260,15 @@ class TopicAdmin:
         self, request: pb.SetSubscriptionFailurePolicyRequest, call: Call
     ) -> pb.SubscriptionResponse:
         """Works before the subscription exists, and reaches a live one at once."""
-        name = request.subscription
-        check_label(name, "subscription")
+        check_label(request.subscription, "subscription")
         policy = read_failure_policy(required_message(request, "failure_policy"))
-        topic = self._reliable_topic(request.topic)
-        await self._broker.ask(
-            "set_subscription_settings",
-            topic=topic,
-            subscription=name,
-            failure=msgspec.structs.asdict(policy),
-        )
-        return pb.SubscriptionResponse(success=True)
+        return await self._set(request, failure=msgspec.structs.asdict(policy))
 
     async def get_subscription_failure_policy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, call: Call
     ) -> pb.GetSubscriptionFailurePolicyResponse:
         """The policy that was set, else what an existing subscription has from its topic; else unset."""
-        name = request.subscription
-        check_label(name, "subscription")
-        record = find(self._broker, request.topic).record
-        settings = await self._settings(record.topic, name)
+        record, settings = await self._settings(request)
         mode = settings["mode"]
         response = pb.GetSubscriptionFailurePolicyResponse(
             subscription_type=subscription_type_of(mode) if mode is not None else 0  # it was never made
@@ -297,25 +286,17 @@ class TopicAdmin:
         self, request: pb.SetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.SubscriptionResponse:
         """How many messages may be unacked; reaches a live subscription at once."""
-        name = request.subscription
-        check_label(name, "subscription")
+        check_label(request.subscription, "subscription")
         unacked = required_message(request, "dispatch_config").max_unacked_messages
         if not 1 <= unacked <= UNACKED_MAX:
             raise InvalidArgument(f"max_unacked_messages is {unacked}", hint=f"set it to 1 .. {UNACKED_MAX}")
-        topic = self._reliable_topic(request.topic)
-        await self._broker.ask(
-            "set_subscription_settings", topic=topic, subscription=name, max_unacked=unacked
-        )
-        return pb.SubscriptionResponse(success=True)
+        return await self._set(request, max_unacked=unacked)
 
     async def get_subscription_dispatch_config(
         self, request: pb.GetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.GetSubscriptionDispatchConfigResponse:
         """Unset where nothing was set for this subscription."""
-        name = request.subscription
-        check_label(name, "subscription")
-        record = find(self._broker, request.topic).record
-        settings = await self._settings(record.topic, name)
+        _, settings = await self._settings(request)
         response = pb.GetSubscriptionDispatchConfigResponse()
         if settings["max_unacked"]:
             response.dispatch_config.max_unacked_messages = settings["max_unacked"]
@@ -323,27 +304,32 @@ class TopicAdmin:
 
     # What the broker knows
 
-    async def _settings(self, topic: str, subscription: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._broker.ask(
-            "subscription_settings", topic=topic, subscription=subscription
-        )
-        return found
-
-    def _find_or_none(self, name: str) -> Named | None:
-        try:
-            return find(self._broker, name)
-        except TopicNotFound:
-            return None
-
-    def _reliable_topic(self, name: str) -> str:
-        record = find(self._broker, name).record
+    async def _set(self, request: Any, **settings: Any) -> pb.SubscriptionResponse:
+        """Settings of a subscription; only a reliable topic has any."""
+        record, name = find(self._broker, request.topic).record, request.subscription
         if not record.policy.reliable:
             raise PolicyMismatch(
                 f"topic {record.topic} is not reliable",
                 why="nothing is redelivered on it",
                 hint="use a reliable topic",
             )
-        return record.topic
+        await self._broker.ask("set_subscription_settings", topic=record.topic, subscription=name, **settings)
+        return pb.SubscriptionResponse(success=True)
+
+    async def _settings(self, request: Any) -> tuple[TopicRecord, dict[str, Any]]:
+        """The topic that a request names, and the settings of the subscription."""
+        check_label(request.subscription, "subscription")
+        record = find(self._broker, request.topic).record
+        settings = await self._broker.ask(
+            "subscription_settings", topic=record.topic, subscription=request.subscription
+        )
+        return record, settings
+
+    def _find_or_none(self, name: str) -> Named | None:
+        try:
+            return find(self._broker, name)
+        except TopicNotFound:
+            return None
 
     async def _subscriptions(self, found: Named) -> list[str]:
         """Names on any of the partitions, each once, in order."""

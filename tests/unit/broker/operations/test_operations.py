@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from danube.broker.operations.paging import listed
+from danube.broker.operations.arguments import listed
 from danube.broker.partition import consumers
 from danube.broker.routing import questions as questions_module
 from danube.broker.routing.questions import Questions

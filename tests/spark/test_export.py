@@ -233,9 +233,7 @@ def _break(patch: pytest.MonkeyPatch, kind: str, step: str, after: bool) -> None
     else:
         from danube.spark.jobs.export import tables as export_tables
 
-        table = {"parquet": "ParquetTable", "delta": "DeltaTable", "iceberg": "IcebergTable"}[kind]
-        made = getattr(export_tables, table)
-        patch.setattr(made, "commit", broken(made.commit))
+        patch.setitem(export_tables.COMMITS, kind, broken(export_tables.COMMITS[kind]))
 
 
 def test_runs_that_are_killed_lose_and_repeat_nothing(lake: Lake) -> None:

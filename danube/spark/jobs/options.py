@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -138,3 +140,14 @@ def write_report(report: Report, path: str) -> None:
         raise StorageFailed(
             f"the report {path} cannot be written", why=error.strerror or str(error)
         ) from None
+
+
+@contextmanager
+def reported(job: str, options: JobOptions) -> Iterator[Report]:
+    """A report of what the block does, with its duration; written where ``report`` names a file."""
+    start_s = time.monotonic()
+    report = Report(job=job)
+    yield report
+    report.seconds = round(time.monotonic() - start_s, 3)
+    if options.get("report"):
+        write_report(report, options.get("report"))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from danube.spark.history.places import StorePlace
 from danube.spark.jobs.compact.live import INSTALLED, REFUSED, UNANSWERED, LiveBroker, Outcome
 from danube.spark.jobs.compact.task import CompactTask, ends_well, stage
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, write_report
+from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, reported
 from danube.spark.jobs.running import (
     Pace,
     Progress,
@@ -100,17 +99,13 @@ def run(
             why="its owner merges and compacts local segments itself",
             hint="name the store's URL",
         )
-    start_s = time.monotonic()
-    report = Report(job="compact")
     runner = runner_for(spark, read.get("processes", 0))
     with (
+        reported("compact", read) as report,
         live or nullcontext(),
         tempfile.TemporaryDirectory(prefix="danube-compact-", dir=read.get("work")) as work,
     ):
         _Job(read, place, runner, report, progress, work, live).run()
-    report.seconds = round(time.monotonic() - start_s, 3)
-    if read.get("report"):
-        write_report(report, read.get("report"))
     return report
 
 

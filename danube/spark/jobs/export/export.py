@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import fcntl
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,7 +27,7 @@ from danube.spark.history.options import STORE_PREFIX, Readers, one_of, read_opt
 from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.history.selecting import Catalogue, Known, refuse_gone
 from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
-from danube.spark.jobs.export.tables import FORMATS, open_table
+from danube.spark.jobs.export.tables import COMMITS, Round
 from danube.spark.jobs.export.task import (
     Exported,
     ExportTask,
@@ -39,7 +38,7 @@ from danube.spark.jobs.export.task import (
     shape_of,
 )
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, write_report
+from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, reported
 from danube.spark.jobs.running import (
     Pace,
     Progress,
@@ -68,7 +67,7 @@ _WHOLE: Final = 1 << 60
 READERS: Final[Readers] = {
     "broker": str.strip,
     "target": parse_local_path,
-    "format": one_of(*FORMATS),
+    "format": one_of(*COMMITS),
     "catalog": str.strip,
     "decode": parse_boolean,
     "keepPayload": parse_boolean,
@@ -83,18 +82,10 @@ def run(
 ) -> Report:
     """Export what is new, in ``spark`` or, without one, in processes of this machine."""
     read = read_job_options(options, READERS)
-    start_s = time.monotonic()
-    report = Report(job="export")
-    catalogue = _catalogue(read, options)
-    try:
+    with reported("export", read) as report, closing(_catalogue(read, options)) as catalogue:
         job = _Job(read, catalogue, runner_for(spark, read.get("processes", 0)), report, progress)
         for topic, topic_id, count in catalogue.topics():
             job.export_topic(topic, topic_id, count)
-    finally:
-        catalogue.close()
-    report.seconds = round(time.monotonic() - start_s, 3)
-    if read.get("report"):
-        write_report(report, read.get("report"))
     return report
 
 
@@ -172,10 +163,9 @@ class _Job:
             else:
                 self.report.remarks.append(f"{name}: round {plan.number} was begun before and is finished")
             written = self._write(state, plan, known)
-            table = open_table(
-                self.options.get("format", "parquet"), state, name, self.options.get("catalog", "")
-            )
-            table.commit(plan, [one for one in written if one.rows], decode_shape(plan.shape))
+            filled, shape = [one for one in written if one.rows], decode_shape(plan.shape)
+            made = Round(state, plan, filled, shape, name, self.options.get("catalog", ""))
+            COMMITS[self.options.get("format", "parquet")](made)
             state.finish(plan)
             self._told(name, plan, written)
 

@@ -142,7 +142,7 @@ class WaitingRoom:
         if name == "admin":
             service = DanubeAdmin_pb2.DESCRIPTOR.services_by_name["ClusterAdmin"]
             door.methods |= methods_of(service, ClusterAdmin(cast(BrokerCalls, self)))
-        health = Health(self, [*services_in(door.methods), "grpc.health.v1.Health"])
+        health = Health(cast(BrokerCalls, self), [*services_in(door.methods), "grpc.health.v1.Health"])
         door.methods |= methods_of(health_pb2.DESCRIPTOR.services_by_name["Health"], health)
         self._turns.doors.append(door)
         return door

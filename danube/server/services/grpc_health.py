@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from typing import Final, Protocol
+from typing import Final
 
 from danube.errors import LimitExceeded, NotFound
 from danube.server.proto.health_pb2 import (
@@ -13,18 +13,10 @@ from danube.server.proto.health_pb2 import (
     HealthListRequest,
     HealthListResponse,
 )
-from danube.server.services.calls import Call
+from danube.server.services.calls import BrokerCalls, Call
 
 WATCHES_MAX: Final = 256  # of one door
 WATCH_INTERVAL_S: Final = 0.25  # how late a change may be told
-
-
-class Watched(Protocol):
-    @property
-    def draining(self) -> bool: ...
-
-    @property
-    def ready(self) -> bool: ...
 
 
 class Health:
@@ -33,7 +25,7 @@ class Health:
     It is not ready once it drains, and in a cluster while it waits for its part in it or has no lease.
     """
 
-    def __init__(self, broker: Watched, services: Collection[str]) -> None:
+    def __init__(self, broker: BrokerCalls, services: Collection[str]) -> None:
         """``services`` are the full names of the door's services."""
         self._broker = broker
         self._services = frozenset(services)

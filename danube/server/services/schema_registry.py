@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound
+from danube.errors import InvalidArgument, SchemaInvalid, SchemaNotFound, WrongState
 from danube.ids import check_label
 from danube.limits import KIB, SCHEMA_DEFINITION_BYTES_MAX
 from danube.schema.model import Compatibility, SchemaType, ValidationPolicy, Violation
@@ -108,31 +108,30 @@ class SchemaRegistry:
         self, request: pb.ConfigureTopicSchemaRequest, call: Call
     ) -> pb.ConfigureTopicSchemaResponse:
         subject = _subject(request.schema_subject)
-        policy = str(ValidationPolicy.parse(request.validation_policy))
-        topic = find(self._broker, request.topic_name).record.topic
-        await self._broker.ask(
-            "schema.configure_topic",
-            topic=topic,
-            subject=subject,
-            validation=policy,
-            validate_payload=request.enable_payload_validation,
-        )
+        topic, policy = await self._configure(request, subject=subject)
         message = f"Topic {topic} keeps to subject '{subject}' with policy {policy}"
         return pb.ConfigureTopicSchemaResponse(success=True, message=message)
 
     async def update_topic_validation_policy(
         self, request: pb.UpdateTopicValidationPolicyRequest, call: Call
     ) -> pb.UpdateTopicValidationPolicyResponse:
-        policy = str(ValidationPolicy.parse(request.validation_policy))
-        topic = find(self._broker, request.topic_name).record.topic
-        await self._broker.ask(
-            "schema.configure_topic",
-            topic=topic,
-            validation=policy,
-            validate_payload=request.enable_payload_validation,
-        )
+        try:
+            topic, policy = await self._configure(request)
+        except WrongState as error:  # the topic has no subject
+            hint = "set the subject first, with ConfigureTopicSchema"
+            raise WrongState(error.what, why=error.why, hint=hint) from None
         message = f"Topic {topic} has policy {policy}"
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=message)
+
+    async def _configure(self, request: Any, **subject: str) -> tuple[str, str]:
+        """Set a topic's policy, and its subject where there is one; both names as they are kept."""
+        policy = str(ValidationPolicy.parse(request.validation_policy))
+        topic = find(self._broker, request.topic_name).record.topic
+        check = request.enable_payload_validation
+        await self._broker.ask(
+            "schema.configure_topic", topic=topic, validation=policy, validate_payload=check, **subject
+        )
+        return topic, policy
 
     async def get_topic_schema_config(
         self, request: pb.GetTopicSchemaConfigRequest, call: Call

@@ -11,6 +11,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 
+from danube.core.metadata.commands import PutRole, Role
 from danube.errors import DanubeError, InvalidArgument, InvalidName
 from danube.server.proto import DanubeAdmin_pb2, SchemaRegistry_pb2
 from danube.server.services.broker_admin import BrokerAdmin
@@ -57,7 +58,7 @@ def filled_broker() -> FakeBrokerCalls:
     broker._create_topic("/default/p", 3, {"reliable": False})
     broker.subscribe("/default/t", "s")
     broker.subscribe("/default/p-part-1", "s", "alice")
-    broker._put_role("reader", ["Consume"])
+    broker.commit(PutRole(role=Role("reader", ("Consume",))))
     return broker
 
 

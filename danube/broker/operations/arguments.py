@@ -66,7 +66,7 @@ def _typed(args: Args, name: str, cls: type[_T], wanted: str, default: _T | None
 def struct_of(value: Any, cls: type[_T], what: str) -> _T:
     """A map as a struct; raises InvalidArgument if its fields do not fit."""
     try:
-        return msgspec.convert(value, cls)
+        return msgspec.convert(value, cls, builtin_types=(bytes,))  # a text is no bytes
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"{what} cannot be read", why=str(error)) from None
 

@@ -261,6 +261,7 @@ class TopicAdmin:
     ) -> pb.SubscriptionResponse:
         """Works before the subscription exists, and reaches a live one at once."""
         check_label(request.subscription, "subscription")
+        check_topic_name(request.topic)
         policy = read_failure_policy(required_message(request, "failure_policy"))
         return await self._set(request, failure=msgspec.structs.asdict(policy))
 
@@ -287,6 +288,7 @@ class TopicAdmin:
     ) -> pb.SubscriptionResponse:
         """How many messages may be unacked; reaches a live subscription at once."""
         check_label(request.subscription, "subscription")
+        check_topic_name(request.topic)
         unacked = required_message(request, "dispatch_config").max_unacked_messages
         if not 1 <= unacked <= UNACKED_MAX:
             raise InvalidArgument(f"max_unacked_messages is {unacked}", hint=f"set it to 1 .. {UNACKED_MAX}")

@@ -289,7 +289,7 @@ def _range_of(index: SparseIndex, piece: Piece) -> tuple[int, int, int, tuple[tu
 
 
 class _Recent(OrderedDict[_Key, _Found]):
-    """What this process has found last, so many of it; the oldest go first."""
+    """Latest finds of this process, up to a number; the oldest go first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

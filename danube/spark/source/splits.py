@@ -103,8 +103,9 @@ class PlanReader(Travelling):
         held_by_key = self._held(known, start, end)
         holes = {part.key: part.holes for part in known}
         tasks = cut_ranges(start, end, holes, self.options.partitions_min, self.options.split_bytes)
-        splits = [
-            Split(tuple(run for one in task for run in _runs_of(one, held_by_key[one.key]))) for task in tasks
+        splits = [  # a deleted topic has no place any more
+            Split(tuple(run for one in task if (at := held_by_key.get(one.key)) for run in _runs_of(one, at)))
+            for task in tasks
         ]
         return [SplitPartition(split, catalogue.places) for split in splits]
 

@@ -61,6 +61,9 @@ class Access:
         """All roles by name."""
         return [self._roles[name] for name in sorted(self._roles)]
 
+    def find_role(self, name: str) -> Role | None:
+        return self._roles.get(name)
+
     def bindings(self, scope: str | None = None, resource_name: str | None = None) -> list[Binding]:
         """Bindings by scope, resource and id; of one scope, or of exactly one resource."""
         resource = None

@@ -4,8 +4,8 @@
            0     4  size of what follows, little-endian
            4        MessagePack map: "kind" and the fields of that kind
 
-A worker is the client.  What it says is true until it says otherwise or its connection ends, and saying it
-again changes nothing, so after a lost connection it says everything again.
+A worker is the client.  A statement is valid until the worker changes it or its connection ends.  Repeating a
+statement changes nothing, so after a lost connection the worker repeats all.
 
     worker -> mover                                   mover -> worker
     attach   this worker owns the partition now       state    what of it is in the store, or why not
@@ -26,10 +26,10 @@ again changes nothing, so after a lost connection it says everything again.
 
 Fields that a side does not know are ignored, so both may gain some; a kind that it does not know is an error.
 
-A worker's connection to a process beside it: frames out, frames in, and a new one when it is lost.
+:class:`LinkClient` is a worker's connection to such a process, made anew when it is lost.
 
-No frame is kept for a later connection: ``on_connected`` is called for each one, and its user sends
-everything again.  For the same reason frames are dropped while there is no connection.
+No frame is kept for a later connection: ``on_connected`` is called for each connection, and the user sends
+all statements again.  For the same reason frames are dropped while there is no connection.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Frame]:
         """The frames that ``data`` completes.  Consume all of them before the next call.
 
-        Raises ProtocolError for what no peer of ours sends; the connection is to be closed then.
+        Raises ProtocolError for bytes that no peer of ours sends; the connection must then be closed.
         """
         pending = self._pending
         pending += data
@@ -183,7 +183,7 @@ class Dialled(asyncio.Protocol):
             self._connecting = self._loop.create_task(self._connect())
 
     def stop(self) -> None:
-        """Close for good; what was written still leaves."""
+        """Close for good; written frames are still sent."""
         self._stopped = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -246,7 +246,7 @@ class LinkClient(Dialled):
 
     @property
     def crowded(self) -> bool:
-        """The peer does not read as fast as it is written to: leave out what is said again anyway."""
+        """Return whether the peer reads too slowly; then leave out statements that are repeated anyway."""
         transport = self._transport
         return transport is None or transport.get_write_buffer_size() > WAITING_BYTES_MAX
 

@@ -140,7 +140,7 @@ def parse_metadata(text: str) -> str:
 
 
 def parse_weights(text: str) -> str:
-    """``cpu=0.3,count=0.2``: what counts in a load, and how much; checked, and as it is read again."""
+    """Check weights of a load, such as ``cpu=0.3,count=0.2``; return them in normal form."""
     weights: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, number = (word.strip() for word in part.partition("="))
@@ -200,10 +200,10 @@ class StoreUrl(NamedTuple):
 
 
 def split_store_url(text: str) -> StoreUrl:
-    """The parts of a store's URL; ValueError says what is wrong, and repeats nothing that may be a secret.
+    """Split a store's URL; the message of a ValueError names the fault and contains no possible secret.
 
-    A prefix is taken as it is written, so what stores, signatures and other programs each encode in a way of
-    their own (``+``, ``%``, letters that are not ASCII, ``//``) is refused here, and not by a request later.
+    A prefix is used unchanged.  Characters that stores, signatures and other programs encode differently
+    (``+``, ``%``, letters that are not ASCII, ``//``) are refused here, before a request fails.
     """
     scheme, found, rest = text.partition("://")
     if not found or scheme not in _STORE_SCHEMES:
@@ -266,7 +266,7 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Any:
-        """Parse and check one text; ValueError says what is wrong with it."""
+        """Parse and check one text; ValueError names the fault."""
         value = self.parse(text)
         if self.choices and value not in self.choices:
             raise ValueError(f"is not one of {', '.join(self.choices)}")
@@ -320,8 +320,8 @@ class ServerConfig:
 class GrpcConfig:
     """The Danube gRPC API on ``server.host``; port 0 takes a free one.
 
-    ``advertised`` (``host:port``) is what lookups answer; without it they answer the address that the
-    client itself dialled.  With a certificate and its key the port speaks TLS.
+    ``advertised`` (``host:port``) is the address that lookups return; by default the address that the client
+    dialled.  With a certificate and its key the port speaks TLS.
     """
 
     port: int = _integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
@@ -444,12 +444,12 @@ class StorageConfig(StorageSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Membership of a cluster; without ``metadata``, ``seed_nodes`` and ``join`` the broker is alone.
+    """Membership of a cluster; without ``metadata``, ``seed_nodes`` and ``join`` there is no cluster.
 
-    ``metadata`` is the etcd that holds what the cluster agrees on; without it the members vote.
+    ``metadata`` is the etcd that holds the cluster's metadata; without it the members vote.
 
-    ``raft_addr`` (``host:port``) is where the other members reach this one, and where it listens: a name
-    is listened to on all addresses of the host.  The certificate's authority signs members only.
+    ``raft_addr`` (``host:port``) is this broker's address for other members, and where it listens; for a
+    name, on all addresses of the host.  The certificate's authority signs members only.
     """
 
     name: str = declare("danube", "name", parse_cluster_name)
@@ -479,7 +479,7 @@ class ClusterConfig:
 class BalanceConfig:
     """Placement and moves of a cluster's partitions; see danube.core.placement.balance.
 
-    ``interval_ms`` 0 takes what the aggressiveness has.
+    ``interval_ms`` 0 takes the interval of the aggressiveness.
     """
 
     strategy: str = _choice("balanced", "strategy", "fair", "balanced", "weighted_load")

@@ -47,10 +47,10 @@ _ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, a
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
-FRAMES_AT_ONCE = 16  # of a connection, before a look at the clock
-SHARE_NS = 10_000_000  # of a turn; a connection that has more goes on in the next
-HELD_UP_NS = 5_000_000_000  # a sweep comes each second
-SWEPT_MAX = 512  # connections whose peer is looked after in one second
+FRAMES_AT_ONCE = 16  # frames of a connection between two checks of the clock
+SHARE_NS = 10_000_000  # of a turn, for one connection; its other frames wait for the next turn
+HELD_UP_NS = 5_000_000_000  # one sweep is made each second
+SWEPT_MAX = 512  # connections whose peers are checked in one second
 
 
 class NativeServer:
@@ -164,7 +164,10 @@ class NativeServer:
             self.router.worker_restarted(connection, worker)
 
     def hand_over(self) -> bool:
-        """Go on with what waited for this turn, or for room in a ring; True when a ring is still full."""
+        """Process frames that waited for this turn, or for room in a ring.
+
+        Return True if a ring is still full.
+        """
         if self.waiting:
             blocked, self.waiting = self.waiting, {}
             for connection in blocked:
@@ -223,7 +226,7 @@ class NativeServer:
             connection.close()
 
     def abort_all(self) -> None:
-        """Drop every connection, with what it was to be sent."""
+        """Drop every connection with its unsent output."""
         for connection in list(self.connections.values()):
             connection.abort()
 
@@ -236,7 +239,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._decoder = FrameDecoder(HANDSHAKE_FRAME_BYTES_MAX)
-        self._buffer: ReceiveBuffer | None = None  # with the beginning of a frame, or what must wait
+        self._buffer: ReceiveBuffer | None = None  # with the beginning of a frame, or with waiting frames
         self._received_bytes = 0
         self._output: list[bytes | memoryview] = []
         self._output_bytes = 0
@@ -325,7 +328,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     # -- frames -----------------------------------------------------------------------------------
 
     def _consume(self, buffer: ReceiveBuffer) -> None:
-        """Take the frames in ``buffer`` and have the next turn do what they ask for."""
+        """Take the frames in ``buffer``; the next turn executes them."""
         self._server.unflushed = True
         if self._take(buffer):
             self._server.turns.schedule_turn()
@@ -335,7 +338,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._keep(buffer)
 
     def _keep(self, buffer: ReceiveBuffer) -> None:
-        """Hold what is not taken yet; the rest of the buffer is the turn's."""
+        """Hold bytes that are not taken yet; the rest of the buffer belongs to the turn."""
         earned = self._received_bytes >= RECEIVE_BUFFER_BYTES
         self._buffer = self._server.buffers.keep(buffer, self._decoder.wanted, earned=earned)
 
@@ -374,7 +377,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     return False
             buffer.start = self._decoder.position
         except DanubeError as error:
-            buffer.start = buffer.end  # what was taken before lies in it until it is written
+            buffer.start = buffer.end  # it holds taken frames until they are written
             server.turns.schedule_turn()
             self.refuse(error)
             return False
@@ -394,7 +397,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         return frame.kind in _OPENS and self._pass_on(frame, buffer)
 
     def _pass_on(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
-        """Give the socket to the owner of what is opened, unless this worker owes answers; else False."""
+        """Pass the socket to the owner of the opened partition; False if this worker still owes answers."""
         server, transport = self._server, self._transport
         if server.passing is None or server.draining or transport is None:
             return False

@@ -1,6 +1,6 @@
-"""The context of operations: what they act on, and how they answer.
+"""The context of operations: their objects, and their answers.
 
-An operation takes plain values and answers one, or an error, on the loop: at once, or when a command
+An operation takes plain values and answers with a value or an error, on the loop: at once, or after a command
 was committed or a definition examined.  :mod:`danube.broker.routing.router` joins their tables.
 """
 
@@ -40,7 +40,7 @@ def proposing(command: type[Command], view: Callable[[Any], Any] = lambda made: 
 
 
 class Operations:
-    """The operations of one worker, and what they act on."""
+    """The operations of one worker, and their objects."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Operations:
         return self.metadata.state
 
     def find_topic(self, name: str) -> TopicRecord | None:
-        """The topic of a logical name, looked for again in what others committed; raises InvalidName."""
+        """Return the topic of a logical name, after reading what others committed; raises InvalidName."""
         check_topic_name(name)
         if (found := self.state.find_topic(name)) is not None:
             return found
@@ -94,7 +94,7 @@ class Operations:
     def propose(
         self, command: Command, answer: Answer, view: Callable[[Any], Any] = lambda made: None
     ) -> None:
-        """Commit a command off the loop; answers ``view`` of what it gave, or the error of either."""
+        """Commit a command off the loop; answer with ``view`` of its outcome, or the error of either."""
 
         def committed(outcome: Outcome) -> None:
             self._metadata_changed()

@@ -1,17 +1,19 @@
 """The supervisor: makes what workers share, forks them, watches them and replaces them.
 
-It imports nothing that starts a thread and serves no client.  Order of a start: lock the data directory,
-load the kernels (so that all workers share their code), map the shared memory, open the sockets,
-number the workers on disk, fork.  Where there are no kernels yet, they are compiled beside the workers
-(danube.broker.processes.compiler).  Order of a replacement: the old process is killed and **reaped**, a
-new incarnation is on disk, the peers are told, and only then is the new one forked.  So at any time at
-most one process can append to a worker's partitions.
+It imports nothing that starts a thread and serves no client.  Order of a start: lock the data directory, load
+the kernels (so that all workers share their code), map the shared memory, open the sockets, number the
+workers on disk, fork.  Where there are no kernels yet, they are compiled beside the workers
+(danube.broker.processes.compiler).  Order of a replacement: the old process is killed and **reaped**, a new
+incarnation is written to disk, the peers are informed, and only then the new process is forked.  So at any
+time at most one process can append to a worker's partitions.
 
 A worker is replaced when it ends for any reason, and killed when it gives no heartbeat.  The first
-replacement is immediate; one that dies young again and again waits, up to RESTART_DELAY_MAX_NS, or less
-when it had served, so that killing a healthy worker never costs a second.
+replacement is immediate.  If a worker dies soon after its start again and again, the next one is delayed, up
+to RESTART_DELAY_MAX_NS.  The delay is shorter if the worker had served, so that killing a healthy worker
+never costs a second.
 
-Tells systemd (or whatever set NOTIFY_SOCKET) how the broker is doing: sd_notify(3) in one datagram.
+The broker's state is sent to systemd (or another process that set NOTIFY_SOCKET): sd_notify(3) in one
+datagram.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class ServiceNotifier:
 
 SECOND_NS: Final = 1_000_000_000
 TICK_NS: Final = SECOND_NS // 5
-STORE_WORD_NS: Final = 3 * SECOND_NS // 2  # so long the banner waits for what the object store says
+STORE_WORD_NS: Final = 3 * SECOND_NS // 2  # how long the banner waits for an answer of the object store
 FIRST_START_ATTEMPTS: Final = 5
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 METRICS_DRAIN_MS: Final = 1_000
@@ -267,7 +269,7 @@ class Supervisor:
             self._controller = self._make_controller(self._controller_side, mover)
         self._catch_signals()
         gc.collect()
-        gc.freeze()  # a worker's collector leaves what exists now alone, so its pages stay shared
+        gc.freeze()  # a worker's garbage collector ignores existing objects, so their pages stay shared
 
     @property
     def _sides(self) -> list[SideProcess]:
@@ -380,7 +382,7 @@ class Supervisor:
         self._notifier.watchdog(now_ns)
 
     def _check_directory(self, now_ns: int) -> None:
-        """Stop where the data directory is not ours any more: what would be acknowledged would be nowhere."""
+        """Stop if the data directory is not ours any more: acknowledged records would be lost."""
         if now_ns < self._looked_ns + SECOND_NS or self._failure is not None:
             return
         self._looked_ns = now_ns
@@ -429,7 +431,7 @@ class Supervisor:
         self._region.announce(worker.index, worker.incarnation)
 
     def _be_worker(self, worker: _Worker) -> int | None:
-        """In the child: set up what differs from the supervisor and run the worker."""
+        """In the child: change the settings that differ from the supervisor's and run the worker."""
         drain = self._become_child(self._listeners[: worker.index] + self._listeners[worker.index + 1 :])
         context = WorkerContext(
             worker=worker.index,
@@ -453,7 +455,7 @@ class Supervisor:
         return self._told(lambda: self._worker_main(context), worker)
 
     def _told(self, main: Callable[[], int | None], worker: _Worker) -> int | None:
-        """Run a worker; report to the supervisor, in words, what keeps it from its first turn."""
+        """Run a worker; report to the supervisor, in words, why it cannot reach its first turn."""
         try:
             return main()
         except DanubeError as error:
@@ -626,7 +628,10 @@ class Supervisor:
             self._stop_sides(now_ns, at_once=self._stop_signals > 1)
 
     def _stop_sides(self, now_ns: int, *, at_once: bool) -> None:
-        """The controller last: others take over when it leaves, and go on behind what the store has then."""
+        """Stop the controller last.
+
+        Other brokers take over when it exits, and continue behind the store's content at that time.
+        """
         for side in self._sides:
             if side is not self._controller or at_once or self._mover is None or not self._mover.pid:
                 side.stop(now_ns, at_once=at_once)
@@ -669,17 +674,16 @@ def run(
 ) -> int:
     """Run a broker in this process (its main thread) and its forks until SIGTERM or SIGINT.
 
-    Each worker runs ``worker_main(context)`` and leaves with what it returns; so do the
-    controller, the mover and the process that serves metrics, if there are any.  Returns 0, also when
-    workers had to be killed at the end of the drain.  Raises Unavailable when the workers never became
-    ready and, before any worker ran, AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or
-    ConfigInvalid.
+    Each worker runs ``worker_main(context)`` and exits with its result; so do the controller, the mover and
+    the process that serves metrics, if there are any.  Returns 0, even if workers had to be killed at the end
+    of the drain.  Raises Unavailable when the workers never became ready and, before any worker ran,
+    AlreadyRunning, StorageIncompatible, StorageFailed, StorageFull or ConfigInvalid.
     """
     return Supervisor(settings, worker_main, mover_main, metrics_main, controller).run()
 
 
 def _tell_strangers(data_dir: Path) -> None:
-    """Name what lies among Danube's files and is left alone."""
+    """Log files among Danube's that do not belong there; they are not changed."""
     try:
         found = strangers(data_dir)
     except OSError:

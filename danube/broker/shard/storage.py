@@ -2,8 +2,8 @@
 
     dirty log --submit--> Syncer thread: fdatasync --on_done (loop)--> synced end --> answers
 
-A log that failed is *fenced*: its un-acknowledged publishes are told, nothing is appended, and it is
-opened anew from what is on disk with a new epoch.  The descriptor that failed is never synced again.
+A log that failed is *fenced*: its un-acknowledged publishes fail, no batch is appended, and the log is opened
+anew from the disk with a new epoch.  The failed descriptor is never synced again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Storage:
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._call_later = call_later
-        self._reopening: set[Path] = set()  # what a thread opens anew, also of what is not hosted any more
+        self._reopening: set[Path] = set()  # logs that a thread opens anew, hosted or not
         self.sync_lag_max_ns = sync_lag_max_ns
         self._unsynced: dict[HostedPartition, None] = {}
         self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
@@ -80,7 +80,7 @@ class Storage:
     # -- log --------------------------------------------------------------------------------------
 
     def write(self, hosted: HostedPartition) -> None:
-        """Write what was queued, start a sync where the level needs one now, roll a full segment."""
+        """Write queued batches, start a sync if the level needs one now, roll a full segment."""
         if hosted.log is not None and hosted.core.level < _FSYNC:
             self._mind_lag(hosted, hosted.log)
         try:
@@ -145,18 +145,18 @@ class Storage:
             job.run()
 
     def follow_level(self, hosted: HostedPartition) -> None:
-        """The topic's level may have been raised: what was stored at the former one is synced now."""
+        """Sync records of a lower level, if the topic's level was raised."""
         if hosted.core.settling:
             self.request_sync(hosted)
 
     def request_sync(self, hosted: HostedPartition) -> None:
-        """Sync what is written, or note that it must follow the sync that is running."""
+        """Sync written bytes, or note that a sync must follow the running one."""
         asked = self._sync_job(hosted)
         if asked is not None:
             self._syncer.submit(*asked)
 
     def sync_departing(self, log: Log) -> None:
-        """Sync what is written of a log that is about to be abandoned: only this disk may have it."""
+        """Sync a log that is about to be abandoned, because only this disk may have its records."""
         job = log.sync_job()
         if job is None:
             return
@@ -173,7 +173,7 @@ class Storage:
     def _sync_job(
         self, hosted: HostedPartition
     ) -> tuple[Any, Callable[[Any, Exception | None], None]] | None:
-        """The job that syncs what is written, and what to do after it; None while one is running."""
+        """Return the job that syncs written bytes, and the action after it; None while one is running."""
         if hosted.sync_running or hosted.failure is not None or hosted.log is None:
             return None
         job = hosted.log.sync_job()
@@ -191,7 +191,7 @@ class Storage:
                 log.sync_failed(job, error)
             if hosted.log is not log or hosted.deleted:
                 return
-            if hosted.unsynced_ns:  # what is left was written after the job was made
+            if hosted.unsynced_ns:  # the remaining bytes were written after the job was made
                 hosted.unsynced_ns = made_ns if log.synced_end < log.written_end else 0
             if error is not None:
                 self.fence(hosted, StorageFailed("sync failed", why=str(error), partition=hosted.name))
@@ -264,7 +264,7 @@ class Storage:
             raise hosted.failure
         end = log.written_end
         job = log.roll(hosted.core.snapshot(hosted.core.written_end))
-        if job is None:  # what was rolled before is sealed when the jobs before this one are done
+        if job is None:  # earlier rolled segments are sealed when the jobs before this one are done
             self._sealer.submit(_Turn(), lambda turn, error: then(end))
             return
         sealed = self._sealed(hosted)
@@ -339,7 +339,7 @@ class Storage:
         if hosted.directory is not None:
             self._reopening.add(hosted.directory)
         core = hosted.core
-        # Records above what is synced may have been acknowledged at a lower level: those are kept.
+        # Records above the synced end may have been acknowledged at a lower level; they are kept.
         unseen = core.level >= _FSYNC and not core.settling
         trusted_end = hosted.log.synced_end if unseen else None
         future = self._executor.submit(self._shard.reopen, hosted, trusted_end)
@@ -351,7 +351,7 @@ class Storage:
 
     def _reopen_ended(self, hosted: HostedPartition, done: Any) -> None:
         self._reopened(hosted, done)
-        if hosted.directory is not None:  # and what it had opened is abandoned, where it came too late
+        if hosted.directory is not None:  # and a log that it opened too late is abandoned
             self._reopening.discard(hosted.directory)
         self._shard.reopen_ended(hosted)
 
@@ -366,7 +366,8 @@ class Storage:
         opened: OpenedStorage = done.result()
         if hosted.deleted:
             opened.log.abandon()
-            # Opening may have made a deleted topic's again; what was given away or taken anew stays.
+            # Opening may have made a deleted topic's directory again; one that was given away or taken anew
+            # stays.
             if hosted.directory is not None and hosted.moved is None:
                 self._executor.submit(remove_directory, hosted.directory)
             return
@@ -401,7 +402,7 @@ class Storage:
         if hosted.cursors is None:
             then(None)
         elif not self._sync_cursors(hosted, then):
-            # All is asked for already: what was asked before comes before this in the syncer's order.
+            # All files are requested already, and the syncer handles earlier requests first.
             self._syncer.submit(_Turn(), lambda job, error: then(hosted.cursor_failure))
 
     def sync_cursors(self) -> None:
@@ -421,7 +422,7 @@ class Storage:
         made = False
         log = hosted.log
         if log is not None and hosted.failure is None and hosted.high_watermark > log.synced_end:
-            behind, made = log.unsynced_files()  # consumers may have acked what is in them
+            behind, made = log.unsynced_files()  # consumers may have acked their records
         job = cursors.sync_job(behind, made=made)
         if job is None:
             return False

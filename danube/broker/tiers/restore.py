@@ -1,8 +1,8 @@
 """A data directory from an object store: metadata, cursors and producers; records stay where they are.
 
-Everything is written below ``restoring`` first.  Then a file ``complete`` is put there, and only then
-do the parts get their names, so a restore that was cut off is begun anew or ended, and a directory
-that holds data is never touched.
+All files are written below ``restoring`` first.  Then a file ``complete`` is put there, and only then the
+parts get their names.  So an interrupted restore is begun anew or completed, and a directory with data is
+never changed.
 
     restoring/metadata/metadata.log          the newest metadata snapshot that can be read
     restoring/partitions/<id>/<offset>.seg   an empty log that numbers on where uploading had come
@@ -10,8 +10,8 @@ that holds data is never touched.
                              /cursors-*      the newest copy of the cursors, none beyond that offset
     restoring/complete                       the store's identity and the largest epoch
 
-The metadata begins a new history (:mod:`danube.core.placement.recovered`): what the lost host gave behind
-what it had uploaded is given to nothing else, so each log goes on far ahead when it is opened.
+The metadata begins a new history (:mod:`danube.core.placement.recovered`).  Offsets that the lost host gave
+but did not upload must not be given again, so each log continues far ahead when it is opened.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _log = telemetry.events("restore")
 
 
 class Restored(NamedTuple):
-    """Counts of what came back; ``problems`` are sentences about what did not."""
+    """Counts of restored parts; ``problems`` are sentences about the others."""
 
     topics: int
     partitions: int
@@ -133,7 +133,7 @@ def finish_restore(data_dir: Path) -> bool:
 
 
 def _take_over(source: Path, target: Path) -> None:
-    """Give what lies in ``source`` its place; what else lies in ``target`` stays.  May be done again."""
+    """Move the files of ``source`` into ``target``, whose other files stay.  May be repeated."""
     files.make_directory(target)
     for name in files.list_names(source):
         try:
@@ -179,9 +179,9 @@ def restore_from(
 ) -> Restored:
     """Fill ``data_dir`` from ``store``; takes a request or two for each partition.
 
-    Raises WrongState if the directory holds data, AlreadyRunning, ObjectMissing if the store holds
-    no broker's data, StoreDamaged where the newest copy of the metadata cannot be read (with
-    ``older_metadata``: no copy), StoreUnavailable, StorageFailed.
+    Raises WrongState if the directory holds data, AlreadyRunning, ObjectMissing if the store holds no
+    broker's data, StoreDamaged if the newest copy of the metadata cannot be read (with ``older_metadata``: no
+    copy), StoreUnavailable, StorageFailed.
     """
     if finish_restore(data_dir):
         progress("a restore that was cut off has been ended; nothing was read from the store")
@@ -325,8 +325,11 @@ def _newest(
 
 
 def restore_producers(store: ObjectStore, owner: Ownership, manifest: Manifest, directory: Path) -> None:
-    """Write what is remembered of producers at the end of the last object: the newest snapshot in a footer,
-    and the headers of the batches behind it.  Damage where that cannot be read."""
+    """Write the state of producers at the end of the last object.
+
+    It comes from the newest snapshot in a footer and the headers of the batches behind it.  Raises Damage if
+    these cannot be read.
+    """
     number, snapshot = len(manifest), None
     while number > 0 and snapshot is None:
         number -= 1
@@ -356,8 +359,11 @@ def _headers(store: ObjectStore, manifest: Manifest, first: int) -> Iterator[Bat
 
 
 def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, directory: Path) -> int:
-    """Write the newest copy that can be read; no cursor is beyond what the manifest knows, or it would skip
-    records.  Returns how many subscriptions it has; Damage where there is a copy and none can be read."""
+    """Write the newest copy that can be read; return the number of subscriptions.
+
+    Cursors beyond the manifest's end are moved back, because they would skip records.  Raises Damage if there
+    are copies and none can be read.
+    """
     identity, end = owner.identity, manifest.uploaded_end
     keys = sorted((one.key for one in store.list(cursors_prefix(identity))), reverse=True)
     states: dict[str, bytes] = {}
@@ -368,7 +374,7 @@ def restore_cursors(store: ObjectStore, owner: Ownership, manifest: Manifest, di
         files.replace_durably(copy, store.get(key))
         held = read_cursor_file(copy, identity, CursorState.decode, owner.log_id)
         files.unlink(copy)
-        if held is not None:  # what a newer copy has of a subscription counts, as far as it can be read
+        if held is not None:  # a readable state in a newer copy overrides those of older ones
             states = {**{name: blob for name, blob in held.states.items() if blob is not None}, **states}
             whole = not held.damaged
             if whole:

@@ -36,7 +36,7 @@ class RunningBroker:
     workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
     started_at: int
     controller: str = ""  # of a member of a cluster: its socket
-    identity: str = ""  # identity identity identity of the pid, see process.identity_of
+    identity: str = ""  # of the process, see process.identity_of
     warnings: tuple[str, ...] = ()  # its notices when it began to serve
 
     @property

@@ -190,7 +190,10 @@ class Client(BaseClient["Producer | Consumer"], Context):
         return consumer
 
     async def close(self) -> None:
-        """Close producers (flushing them), consumers and the connection; raise what was not delivered."""
+        """Close producers (flushing them), consumers and the connection.
+
+        Raise the error of undelivered records.
+        """
         if self._closed:
             return
         self._closed = True

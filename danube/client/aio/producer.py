@@ -112,13 +112,13 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
     ) -> list[Ack]:
         """Send many records and wait for all of them; one Ack per batch, in the order of the batches.
 
-        ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes``
-        is one mapping per record, or one for all.  They belong to the client until the call has ended:
-        what is changed meanwhile may be stored as it was or as it became.
+        ``payloads`` is a sequence of bytes, a numpy array or a pyarrow binary array.  ``attributes`` is one
+        mapping per record, or one for all.  They belong to the client until the call has ended: a record that
+        is changed meanwhile may be stored with its old or new bytes.
 
-        Raises the first error; other batches may be stored then.  Its facts say which are for certain:
-        ``acks``, and ``places``, the places in the call of each one's records; ``index`` is the place of
-        a record that is at fault.
+        Raises the first error; other batches may be stored then.  Its facts name the stored ones: ``acks``,
+        and ``places``, the indexes in the call of each ack's records.  ``index`` is that of a record at
+        fault.
         """
         box, connection = self._box, self._connection
         sent: list[Part] = []
@@ -169,8 +169,10 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
             raise no_room(box) from None
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far is answered; raise the first failure of a send_nowait
-        whose future nobody has looked at."""
+        """Wait until everything sent so far is answered.
+
+        Raises the first failure of a send_nowait whose future was not awaited.
+        """
         box = self._box
         emptied = box.emptied()
         self._connection.flush()
@@ -178,7 +180,7 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
         raise_first(box.take_failures())
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Flush for at most ``timeout`` seconds and close; raise what was not delivered."""
+        """Flush for at most ``timeout`` seconds and close; raise the error of undelivered records."""
         box, self._open_box = self._open_box, None
         self._closed = True
         if box is None:

@@ -1,10 +1,10 @@
 """Metadata of a cluster as a worker sees it: read from its host's copy, changed through its controller.
 
 Readers:   as danube.cluster.log.local_log, without a lock; the controller is the only writer.
-Proposals: go to the controller of this host, which has them agreed on.  The answer comes when they are
-           part of the copy here, so what was proposed can be read at once.
-Repeated:  each object is an origin of its own and sends one proposal at a time, with a number, so what
-           is sent again after a lost answer is recognised and never applied twice.
+Proposals: go to the controller of this host.  The answer comes when they are applied to the copy here, so
+           the change can be read at once.
+Repeated:  each object is an origin of its own and sends one numbered proposal at a time, so a repetition
+           after a lost answer is recognised and never applied twice.
 """
 
 from __future__ import annotations
@@ -115,14 +115,14 @@ class ClusterLog(LocalLog):
         self._read_up_to(answer.version)
 
     def _read_up_to(self, version: int) -> None:
-        """Take in what the controller said is written; the changes are for the next refresh."""
+        """Apply entries up to the controller's position; the next refresh returns the changes."""
         with log_file.storage_errors(self._path):
             self._catch_up()
         if self.version < version:
             broken("the copy lacks what the controller applied", version=version, here=self.version)
 
     def _open(self, create: bool) -> None:
-        """Without the lock and without touching what lies behind the mark: that is the controller's."""
+        """Open without the lock, and do not change bytes behind the mark: they are the controller's."""
         with log_file.storage_errors(self._path):
             if not os.path.exists(self._path):
                 raise NotFound(

@@ -39,7 +39,7 @@ _HEADER_BYTES: Final = 40
 _MARK_POSITION: Final = 24
 _GENERATION: Final = 1  # of log_file's header; no reader follows this file by its name
 _STEP_BYTES_MAX: Final = RAFT_ENTRY_BYTES_MAX + 1_024
-_RECORD_BYTES: Final = 64  # what a record takes beside entries and names, at most
+_RECORD_BYTES: Final = 64  # maximum size of a record beside entries and names
 
 Result = TypeVar("Result")
 
@@ -110,7 +110,7 @@ class Journal:
 
     @property
     def entries_bytes(self) -> int:
-        """Bytes of the file that hold what came after the snapshot."""
+        """Return the bytes of the file behind the snapshot."""
         return self._end - self._entries_start
 
     @property
@@ -143,7 +143,7 @@ class Journal:
             self._note(record, size)
 
     def sync(self) -> None:
-        """Make durable what was noted; raises StorageFailed or StorageFull, and then for ever ClosedError."""
+        """Make all notes durable; raises StorageFailed or StorageFull, and ClosedError from then on."""
         self._check_open()
         if self._noted:
             self._guarded(self._write_step)
@@ -184,7 +184,7 @@ class Journal:
         self._guarded(self._disk.unstage)
 
     def complete(self, staged: Staged, promise: Promise, entries: Sequence[Entry]) -> None:
-        """Replace the file: what was noted must be part of the arguments."""
+        """Replace the file; the arguments must include all notes."""
         self._check_open()
         file = staged.file
         file.add([promise])
@@ -259,7 +259,7 @@ class Journal:
         return told
 
     def close(self) -> None:
-        """Forget what was noted, make the mark durable, close.  May be called twice."""
+        """Drop the notes, make the mark durable, close.  May be called twice."""
         if not self._closed:
             try:
                 if self._end:

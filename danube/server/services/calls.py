@@ -81,14 +81,14 @@ class BrokerCalls:
 
     @property
     def metadata(self) -> Metadata:
-        """The metadata as this worker has read it; ``refresh`` reads what others committed."""
+        """Return the metadata as this worker has read it; ``refresh`` reads newly committed commands."""
         return self._worker.metadata.state
 
     def refresh(self) -> None:
         self._worker.refresh_metadata()
 
     async def propose(self, command: Command) -> Any:
-        """Commit a metadata command and return what it made; raises the error that refuses it."""
+        """Commit a metadata command and return its outcome; raises the error that refuses it."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def committed(outcome: Outcome) -> None:
@@ -118,8 +118,8 @@ class BrokerCalls:
     async def served_at(self, topic_id: int, partition: int) -> str:
         """URL of another broker that serves a partition; "" if this one does.
 
-        Waits a moment while nobody does, as of a topic that was just made, and raises NotFound then: that
-        is what clients look up again for.
+        If no broker does, as for a new topic, this waits a moment and then raises NotFound, after which
+        clients look up again.
         """
         cluster = self._worker.cluster
         if cluster is None:
@@ -147,7 +147,7 @@ class BrokerCalls:
         return "https" if self.config.grpc.cert_file else "http"
 
     def address_for(self, call: Call) -> str:
-        """URL of the data port as this client can reach it: what is advertised, else what it dialled."""
+        """Return the data port's URL for this client: the advertised address, else the dialled one."""
         config, scheme = self.config.grpc, self._scheme
         if config.advertised:
             return f"{scheme}://{config.advertised}"

@@ -1,8 +1,8 @@
 """danube_admin.TopicAdmin: topics and their subscriptions.
 
 A request names a topic, the base of a partitioned one, or one partition; see
-:mod:`danube.server.services.naming`.  What concerns partitions is asked of each owner and joined.
-Policies and settings of subscriptions hold for the whole topic, whichever of its names is used.
+:mod:`danube.server.services.naming`.  Figures of partitions are requested from each owner and joined.
+Policies and settings of subscriptions apply to the whole topic, for each of its names.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ class TopicAdmin:
         return pb.TopicResponse(success=True)
 
     async def _registered(self, subject: str) -> bool:
-        """Asked before a topic is made, so that what is refused leaves nothing behind.
+        """Check the subject before a topic is made, so that a refusal leaves no topic behind.
 
-        False for the name of a schema type, which web interfaces of old send in the subject's place;
-        any other name that is not registered raises SchemaNotFound.
+        False for the name of a schema type, which old web interfaces send instead of a subject.  Any other
+        unregistered name raises SchemaNotFound.
         """
         try:
             await self._broker.ask("schema.get", subject=subject)
@@ -252,7 +252,7 @@ class TopicAdmin:
             except Conflict as error:
                 raise _consumers_connected(name, one["partition"], error.what) from None
         if found.partitions == found.record.physical_names:
-            # Gone from all partitions: what was set for it goes too.
+            # The subscription is deleted in all partitions, so its settings are deleted too.
             await self._broker.ask("forget_subscription", topic=found.record.topic, subscription=name)
         return pb.SubscriptionResponse(success=True)
 
@@ -268,7 +268,7 @@ class TopicAdmin:
     async def get_subscription_failure_policy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, call: Call
     ) -> pb.GetSubscriptionFailurePolicyResponse:
-        """The policy that was set, else what an existing subscription has from its topic; else unset."""
+        """Return the policy that was set, else the topic's for an existing subscription, else unset."""
         record, settings = await self._settings(request)
         mode = settings["mode"]
         response = pb.GetSubscriptionFailurePolicyResponse(

@@ -59,7 +59,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
 
 
 def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
-    """Read and check what ``option(...)`` was given; InvalidArgument names what is wrong."""
+    """Check the values of ``option(...)``; InvalidArgument names the fault."""
     readers: dict[str, Callable[[str], Any]] = {name: read for name, (_, read) in _FIELDS.items()}
     values, store = read_given(
         given, {**readers, "jobId": str, "batchId": _count, **dict.fromkeys(_SPARKS, str)}
@@ -80,7 +80,7 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
 
 
 def check_publish_options(options: PublishOptions) -> None:
-    """Refuse what the client would refuse in the middle of a task."""
+    """Refuse options that the client would refuse in the middle of a task."""
     if options.topic:
         check_topic_name(options.topic)
     if options.durability is not None:
@@ -101,7 +101,7 @@ def check_columns(schema: StructType, topic: str) -> None:
             raise InvalidArgument(
                 f"column {name!r} is none of a record",
                 why=f"did you mean {near[0]}?" if near else f"a record has {', '.join(COLUMNS)}",
-                hint="select what is to be published",
+                hint="select the columns to publish",
             )
         if kind not in COLUMNS[name]:
             raise InvalidArgument(

@@ -1,11 +1,10 @@
 """``df.write.format("danube")``: a DataFrame's rows into topics.
 
-A task publishes under the name ``spark/<job>/<partition>``.  Without the option ``jobId`` the job is this
-one write: attempts of its tasks store each row once.  With it, every write under the same id (and
-``batchId``, for foreachBatch) is the same work, also by another application after this one was killed.
-That holds while a task's rows are the same in the same order, and is an error where other rows come
-(:mod:`danube.spark.sink.passed_over`); so a write that is to be repeated comes
-from a source that can be read again, and without a shuffle that orders rows by chance.
+A task publishes under the name ``spark/<job>/<partition>``.  Without the option ``jobId`` the job is this one
+write: attempts of its tasks store each row once.  With it, every write under the same id (and ``batchId``,
+for foreachBatch) is the same work, also by another application after this one was killed.  A task's rows must
+then be the same in the same order; other rows are an error (:mod:`danube.spark.sink.passed_over`).  So a
+repeatable write needs a source that can be read again, and no shuffle that orders rows by chance.
 
 ``df.writeStream.format("danube")``: a query's batches.  Spark repeats a batch that was not committed with the
 same number, the same rows and the same split, also when the query is started again from its checkpoint.  So a
@@ -85,7 +84,7 @@ class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
         )  # fmt: skip
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done, and what they published was acknowledged before."""
+        """Refuse rows that an earlier attempt had in more tasks; all rows are acknowledged already."""
         told = [each for each in messages if isinstance(each, Published)]
         if self._options.job or any(each.passed_over for each in told):
             topics = {topic for each in told for topic in each.topics}
@@ -93,8 +92,7 @@ class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
         _logger.info("job %s published %d rows", self._job, sum(each.rows for each in told))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A log keeps what it has: rows of tasks that were done stay, and a write under the same jobId
-        goes on behind them."""
+        """Log the failure: rows of completed tasks stay; a write under the same jobId goes on behind them."""
         _logger.warning("job %s failed; what its tasks had published stays", self._job)
 
 

@@ -1,9 +1,9 @@
-"""The tasks of a read: planned over what each place holds, cut, and read one by one.
+"""The tasks of a read: planned over the content of each place, cut, and read one by one.
 
-The tasks of a micro-batch follow from its ends and options alone: which records each of them has.  Spark
-repeats a batch that was not committed, and a sink counts the rows of each task.  Meanwhile segments may
-have been uploaded, merged or removed; so where records lie decides how a task reads them, and never which.
-Batches are cut by offset, in steps of at most RECORDS records, and small partitions share a task.
+Which records each task of a micro-batch has follows from its ends and options alone.  Spark repeats a batch
+that was not committed, and a sink counts the rows of each task.  Meanwhile segments may have been uploaded,
+merged or removed.  So the place of records decides how a task reads them, never which ones.  Batches are cut
+by offset, in steps of at most RECORDS records, and small partitions share a task.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class PlanReader(Travelling):
 
 
 def _runs_of(one: Range, known: Held) -> Iterator[Run]:
-    """How a range is read: what places hold of it, and what only the broker has."""
+    """Return the runs of a range: the parts that places hold, and those that only the broker has."""
     found = tuple(pieces_between(known.pieces, one.start, one.end))
     if found:
         yield Run(*one.key, found[0].start, found[-1].end, found)
@@ -165,8 +165,8 @@ def cut_ranges(
 ) -> list[list[Range]]:
     """Return the ranges that each task reads.
 
-    ``holes`` are offsets that no record ever had; they are made before anything behind them, so a batch
-    that reaches over one knows it each time.
+    ``holes`` are offsets that no record ever had.  A hole is made before any record behind it, so every plan
+    of a batch across it includes it.
     """
     waiting = [
         (key, first, last, records_between(first, last, holes.get(key, ())))

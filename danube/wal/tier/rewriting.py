@@ -1,12 +1,8 @@
-"""Key compaction of objects: keys are read, groups are written anew, uploaded and read back.  Blocking.
+"""Merges and key compaction of objects: fetched, written anew, uploaded and read back.  Blocking.
 
-As in danube.wal.tier.rewriting nothing names the results yet and nothing of the sources is touched.  On the
-local disk lie, at any time, the objects that become one and what they become.
-
-Many small objects into one: fetched, merged, uploaded and read back.  Blocking.
-
-Nothing names the result yet, and nothing of the sources is touched: a crash leaves an orphan and files in
-the working directory, which is emptied before each use.
+No manifest names the results yet, and the sources are not changed.  A crash leaves orphans in the store and
+files in the working directory, which is emptied before each use.  At any time the working directory holds the
+sources of one result and that result.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
 from danube.wal.tier.sealed_files import emptied
 from danube.wal.tier.uploader import Change, Uploader, replacing
 
-Replacement = tuple[SegmentEntry, list[SegmentEntry]]  # what was made, and of what
+Replacement = tuple[SegmentEntry, list[SegmentEntry]]  # the new entry and its sources
 
 
 class CompactionPlan(NamedTuple):
@@ -56,8 +52,8 @@ def compaction_plan(
 ) -> CompactionPlan | None:
     """Return the objects of a partition to compact now; None if there are none.
 
-    Objects behind an open hole are left alone: a record that comes back in the hole could show what a removed
-    tombstone had hidden.
+    Objects behind an open hole are not compacted: a record that comes back in the hole could be one that a
+    removed tombstone had deleted.
     """
     names = ("base_offset", "end_offset", "size_bytes", "record_count", "last_append_us", "flags")
     pieces = [
@@ -79,7 +75,7 @@ def compaction_plan(
 def compact_objects(
     uploader: Uploader, plan: CompactionPlan, settings: CompactionSettings, work: Path
 ) -> list[Replacement]:
-    """The entries of new objects with what they replace, in the order of their offsets; may be none.
+    """Return the entries of new objects with the entries that they replace, in offset order; may be none.
 
     ``work``: a directory of this call alone; it needs room for twice ``target_bytes``.  Raises like
     merge_objects().
@@ -156,9 +152,9 @@ class _Compaction:
 
 
 def replacing_in_order(replaced: Sequence[Replacement]) -> Change:
-    """The change that names what was made instead of its sources, up to the first whose sources changed.
+    """Return the change that replaces sources by their results, up to the first result whose sources changed.
 
-    What follows that one may lack tombstones whose older records it still holds.
+    Later results may lack tombstones of older records that those changed sources still hold.
     """
     changes = [replacing(made, sources) for made, sources in replaced]
 
@@ -175,10 +171,10 @@ def replacing_in_order(replaced: Sequence[Replacement]) -> Change:
 
 
 def merge_objects(uploader: Uploader, sources: Sequence[SegmentEntry], work: Path) -> SegmentEntry:
-    """The entry of one new object that holds all of ``sources``, which are adjacent.
+    """Return the entry of one new object that holds all of ``sources``, which are adjacent.
 
-    ``work``: a directory of this call alone; it needs room for twice the sources.  Raises StoreDamaged when a
-    source is not what the manifest says, StorageFailed when the local disk refuses, or what the store raises.
+    ``work``: a directory of this call alone; it needs room for twice the sources.  Raises StoreDamaged if a
+    source differs from the manifest, StorageFailed if the local disk refuses, and errors of the store.
     """
     with emptied(work, f"objects of {uploader.owner.topic} cannot be merged"):
         ranges = [_fetched(uploader, entry, work / f"source-{n}") for n, entry in enumerate(sources)]

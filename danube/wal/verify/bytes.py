@@ -1,4 +1,4 @@
-"""Bytes to be verified: a file or an object, read in order with little memory, and what is found in them.
+"""Bytes to be verified: a file or an object, read in order with little memory, and findings about them.
 
 Part of the independent reader: knows the layouts in ``docs/formats`` and shares no code with what
 writes logs, manifests and objects.
@@ -23,12 +23,12 @@ class FindingKind(StrEnum):
     GAP = "gap"  # offsets that no intact batch holds
     OVERLAP = "overlap"  # offsets that are held twice
     CHECKSUM = "checksum"  # bytes differ from their checksum or hash, or from the format
-    TRUNCATED = "truncated"  # shorter than it says
+    TRUNCATED = "truncated"  # shorter than its header states
     IDENTITY = "identity"  # of another partition, under another name, or of another epoch
     CHAIN = "chain"  # the hash of the segment before differs
     MISSING = "missing"  # named and not there
     ORPHAN = "orphan"  # there and not named
-    DISAGREEMENT = "disagreement"  # two copies, or a copy and what is said of it, differ
+    DISAGREEMENT = "disagreement"  # two copies, or a copy and its description, differ
     VERSION = "version"  # of a newer Danube: not judged
 
 

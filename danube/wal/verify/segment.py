@@ -128,7 +128,7 @@ def fill(
     segment.data_end = footer.summary.data_end if footer is not None else source.size
     _header(source.read(0, HEADER_BYTES), segment, identity)
     if segment.shows(Damage.SEGMENT_VERSION):
-        return  # nothing in it means what this reader knows
+        return  # this reader knows no meaning for its content
     entries = footer.entries if footer is not None else _NO_ENTRIES
     walk = Walk(segment, source, entries, synced=synced, examiner=examiner, on_rows=on_rows)
     walk.run(hashed=footer is not None)

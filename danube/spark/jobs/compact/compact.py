@@ -3,11 +3,11 @@
     danube spark compact --storage s3://bucket/prefix --below 64MiB --to 512MiB
     danube spark compact --local --storage s3://bucket/prefix --topic /default/state --keys
 
-Tasks stage what they make as objects that no manifest names.  Only a partition's owner may change its
-manifest: with ``broker`` what was staged is offered to it, which examines every object and installs it or
-says why not (``install=live``).  Where no broker is running ``install=offline`` puts the next manifest
-itself; ``install=none`` only reports.  Objects that were replaced or refused stay until the owner's mover
-sweeps them, so readers of the manifest before still find them.
+Tasks stage new objects that no manifest names.  Only a partition's owner may change its manifest.  With
+``broker`` the objects are offered to the owner, which examines each and installs it or gives the reason for
+its refusal (``install=live``).  If no broker runs, ``install=offline`` puts the next manifest itself;
+``install=none`` only reports.  Replaced and refused objects stay until the owner's mover sweeps them, so
+readers of an older manifest still find them.
 
 Options: READERS, and docs/spark-jobs.md.
 """
@@ -89,7 +89,7 @@ READERS: Final[Readers] = {
 def run(
     options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> Report:
-    """Stage, and install where that was asked for; the report's ``facts`` tell what became of each object."""
+    """Stage, and install if requested; the report's ``facts`` have the outcome of each object."""
     read = read_job_options(options, READERS)
     live = _live(read)
     place = read.place()
@@ -126,7 +126,7 @@ def _live(read: JobOptions) -> LiveBroker | None:
 
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:
-    """One row for each object that was made: of what, how large, and what became of it."""
+    """Return one row for each new object: its sources, size and outcome."""
     rows = ({**one, **fact} for fact in report.facts.values() for one in fact["objects"])
     return frame_of_rows(spark, FRAME_SCHEMA, rows)
 
@@ -218,9 +218,9 @@ class _Job:
         )  # fmt: skip
 
     def _merge_groups(self, manifest: Manifest) -> Iterator[tuple[SegmentEntry, ...]]:
-        """Runs of small adjacent objects, by the rule that the mover merges by.
+        """Return runs of small adjacent objects, by the mover's rule for merging.
 
-        What a key compaction has left is joined with the rest by key compaction only.
+        Only a key compaction joins compacted objects with others.
         """
         settings = TierSettings(
             merge_below=self.options.get("below", BELOW),
@@ -259,7 +259,7 @@ class _Job:
         return groups
 
     def _old_enough(self, entries: list[SegmentEntry]) -> list[SegmentEntry]:
-        """A running broker leaves the newest object alone, and what consumers may still want to see whole."""
+        """Return the objects that a running broker would compact: not the newest, nor recent ones."""
         before_us = wall_us() - self.options.get("compactAfter", COMPACT_AFTER_MS) * 1_000
         young = [index for index, entry in enumerate(entries) if entry.last_append_us > before_us]
         return entries[: young[0] if young else -1]
@@ -319,10 +319,10 @@ def _ended(entries: Any) -> Any:
 
 
 def install(place: StorePlace, planned: Manifest, objects: Sequence[Staged]) -> list[Outcome]:
-    """Put the next manifest of a partition that no broker owns now; what became of each object.
+    """Put the next manifest of a partition that no broker owns now; return the outcome of each object.
 
-    Those whose sources are not named any more are left out.  Fenced when a newer manifest comes in between,
-    as from a broker that is running after all: then its manifest is in force and stays so.
+    Objects whose sources are no longer in the manifest are left out.  Raises Fenced if a newer manifest
+    appears meanwhile, as from a running broker; that manifest stays in force.
     """
     with tempfile.TemporaryDirectory(prefix="danube-install-") as folder:
         owner = Ownership(planned.topic, planned.identity, planned.epoch, Path(folder))

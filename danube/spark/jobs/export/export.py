@@ -1,10 +1,9 @@
-"""Export: topics as tables of Parquet, Delta or Iceberg; each run adds what is new since the one before.
+"""Export: topics as tables of Parquet, Delta or Iceberg; each run adds the records since the last one.
 
     danube spark export --storage s3://bucket/prefix --topic /default/orders --target /lake
     danube spark export --local --storage /var/lib/danube --topic '/default/*' --target /lake
 
-Tasks write Parquet with Arrow; payload never becomes a row of Spark's.  Options: READERS, and
-docs/spark-jobs.md.
+Tasks write Parquet with Arrow; payloads never become Spark rows.  Options: READERS, and docs/spark-jobs.md.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ READERS: Final[Readers] = {
 def run(
     options: Mapping[str, str], spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> Report:
-    """Export what is new, in ``spark`` or, without one, in processes of this machine."""
+    """Export new records, in ``spark`` or, without one, in processes of this machine."""
     read = read_job_options(options, READERS)
     with reported("export", read) as report, closing(_catalogue(read, options)) as catalogue:
         job = _Job(read, catalogue, runner_for(spark, read.get("processes", 0)), report, progress)
@@ -170,7 +169,7 @@ class _Job:
             self._told(name, plan, written)
 
     def _history_of(self, kept: RoundPlan, known: Mapping[int, Known]) -> str:
-        """The history under way; raises where what was kept is of records that are gone."""
+        """Return the current history; raises if the stored position is of lost records."""
         parts = list(known.values())
         histories = self.catalogue.recorded_histories(parts)
         if not self.losses_allowed:
@@ -259,8 +258,10 @@ class _Job:
         return parts
 
     def _file_bytes(self, total: int) -> int:
-        """History in a file: so many files that all slots end at about the same time, within a half of what
-        was asked for."""
+        """Return the bytes of history in a file, so that all slots end at about the same time.
+
+        They are at least half of the option's value.
+        """
         wanted: int = self.options.get("fileBytes", FILE_BYTES)
         slots = self.runner.slots
         rounds = max(1, -(-total // (wanted * slots)))
@@ -304,7 +305,7 @@ class _Job:
         return sorted(written, key=lambda one: one.file)
 
     def _split(self, part: Known, one: FilePlan) -> Split:
-        """Return the pieces of one file, by what the places hold now."""
+        """Return the pieces of one file, from the current content of the places."""
         stored = min(one.end, part.stored_end)
         runs = []
         if one.start < stored:

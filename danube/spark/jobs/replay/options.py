@@ -64,10 +64,10 @@ READERS: Final[Readers] = {
 
 
 class ReplayOptions(msgspec.Struct, frozen=True):
-    """One replay as it was asked for; the rates of ``target`` are for all lanes together.
+    """Options of one replay; the rates of ``target`` are for all lanes together.
 
-    ``work`` tells whether two runs are the same work; ``partitioning`` auto keeps each record's partition
-    where the target has as many.
+    Two runs with equal ``work`` are the same work; ``partitioning`` auto keeps each record's partition if the
+    target has as many.
     """
 
     source: ReadOptions
@@ -86,7 +86,7 @@ class ReplayOptions(msgspec.Struct, frozen=True):
 
 
 def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
-    """Read what was given; InvalidArgument names the option, what is wrong and what to write."""
+    """Check given options; InvalidArgument names the option, the fault and valid values."""
     read = read_job_options(given, READERS)
     names = {name.lower(): name for name in _SOURCE}
     source = {

@@ -1,4 +1,4 @@
-"""One segment's bytes: everything that can be judged from them alone.  Pure: bytes in, findings out.
+"""Checks of one segment by its bytes alone.  Pure: bytes in, findings out.
 
 The walk and the footer are those of ``danube verify`` (danube.wal.verify.segment).  Here the columns of
 batches are judged too, and what must hold from one batch to the next: times, epochs, sequences of idempotent
@@ -28,7 +28,7 @@ OnBatch = Callable[[Octets, int, int, int], None]
 
 
 def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | None = None) -> SegmentFacts:
-    """Read and judge all of ``source``.  Raises only what ``source`` raises."""
+    """Read and check all of ``source``. Raises only errors of ``source``."""
     facts = SegmentFacts(expected.base_offset, where=expected.where)
     checks = _Checks(facts, on_batch)
     identity = (expected.topic_id, expected.partition)

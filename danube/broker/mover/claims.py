@@ -40,7 +40,7 @@ class ClaimedPartitions:
         """Answer ``inherited``, with the error that it cannot be done now."""
         heir = heir_of(frame)
         identity = heir.owner.identity
-        why = self._mover.make_way(identity)
+        why = self._mover.retire_earlier(identity)
         if identity in self.busy:
             why = "what was begun for an earlier owner has not ended"
         if why:

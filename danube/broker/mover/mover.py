@@ -281,7 +281,7 @@ class Mover:
     def _holds(self, identity: LogIdentity) -> bool:
         return identity in self._links or identity in self._claims.busy
 
-    def make_way(self, identity: LogIdentity) -> str:
+    def retire_earlier(self, identity: LogIdentity) -> str:
         """End jobs of an earlier ownership of a partition; return why another one cannot begin yet."""
         before = self._partitions.get(identity)
         if before is not None:

@@ -250,7 +250,7 @@ class Supervisor:
 
     def _prepare(self) -> None:
         process.raise_descriptor_limit()
-        _tell_strangers(self._settings.data_dir)
+        _log_foreign_files(self._settings.data_dir)
         self._compiler = _load_kernels(self._settings.progress)
         settings = self._settings
         ports = {"native": settings.native_port, **settings.extra_ports}
@@ -682,7 +682,7 @@ def run(
     return Supervisor(settings, worker_main, mover_main, metrics_main, controller).run()
 
 
-def _tell_strangers(data_dir: Path) -> None:
+def _log_foreign_files(data_dir: Path) -> None:
     """Log files among Danube's that do not belong there; they are not changed."""
     try:
         found = strangers(data_dir)

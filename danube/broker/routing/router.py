@@ -203,7 +203,7 @@ class Router:
             return self.owner(name)
         except TopicNotFound:
             _, index = split_partition_name(name)
-            return owner_of(self._metadata.state.next_topic_id, index or 0, self._workers)
+            return owner_of(self.operations.state.next_topic_id, index or 0, self._workers)
 
     def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
         """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None if that is an error."""

@@ -1,9 +1,8 @@
-"""Dead letters: a copy goes to the dead letter topic, and only then is the original acked.
+"""Dead letters: copies of records that a subscription gave up on, in its dead letter topic.
 
-The copy is published like any client's batch, through the router, because the dead letter topic may
-be owned by another worker.  Where another broker owns it, a client of this worker's own publishes.
-Until the copy is acknowledged the original stays where it is; a failure is tried again later by the
-subscription's own back-off.
+The copy is published like a client's batch, through the router, because another worker may own the dead
+letter topic.  If another broker owns it, the worker publishes through a client of its own.  The original is
+acked only when the copy is acknowledged.  If that fails, it is tried again after the subscription's back-off.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ WAITING_MAX = 10_000
 
 
 class PublishingWorker(Protocol):
-    """A worker as its dead letters see it: :class:`danube.broker.worker.worker.Worker`."""
+    """Members of :class:`danube.broker.worker.worker.Worker` that DeadLetters uses."""
 
     index: int
     counters: Traffic
@@ -56,18 +55,20 @@ class PublishingWorker(Protocol):
 
 
 class _Letter(NamedTuple):
+    """A record whose copy is being published: its subscription and offset."""
+
     host: HostedSubscription
     offset: int
 
 
 class _Target:
-    """One dead letter topic as this worker publishes to it; letters wait while it is opened."""
+    """This worker's producer of one dead letter topic; letters wait while it is being opened."""
 
     def __init__(self) -> None:
         self.handle = 0
         self.open = False
         self.opening = False
-        self.elsewhere: PartitionProducer | None = None  # where another broker owns it
+        self.elsewhere: PartitionProducer | None = None  # if another broker owns the topic
         self.waiting: deque[tuple[HostedSubscription, DeadLetter]] = deque()
 
 
@@ -89,7 +90,7 @@ class DeadLetters(RoutedSession):
         topic = host.core.failure.dead_letter_topic
         target = self._targets.setdefault(topic, _Target())
         if target.elsewhere is not None and target.elsewhere.failure is not None:
-            target.open, target.elsewhere = False, None  # it ended while nothing was sent
+            target.open, target.elsewhere = False, None  # the producer ended while it was idle
         for letter in letters:
             if len(target.waiting) >= WAITING_MAX:
                 self._failed(host, letter.offset)
@@ -115,12 +116,12 @@ class DeadLetters(RoutedSession):
                 self._failed(host, letter.offset)
 
     def _failed(self, host: HostedSubscription, offset: int) -> None:
-        """The record stays; a look at its subscription notes when it is offered again."""
+        """Keep the record; the next dispatch of its subscription schedules another attempt."""
         host.core.dead_letter_failed(offset, clock.monotonic_ns())
         self._worker.shard.wake(host.hosted)
 
     def _fail_waiting(self, target: _Target, why: str) -> None:
-        """The topic cannot be opened now: every letter is tried again by its subscription's back-off."""
+        """Fail all waiting letters of a topic that cannot be opened now; each is tried again later."""
         _log.warning("dead letter topic not open", error=why, letters=len(target.waiting))
         target.open = target.opening = False
         waiting, target.waiting = target.waiting, deque()
@@ -129,7 +130,7 @@ class DeadLetters(RoutedSession):
 
     def _publish(self, target: _Target, host: HostedSubscription, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
-        if chunk.first_offset > letter.offset:  # damaged or compacted since it was delivered
+        if chunk.first_offset > letter.offset:  # the record was damaged or compacted since its delivery
             host.pass_missing(letter.offset, chunk.first_offset, chunk.hole_before)
             return True
         place = chunk.places[chunk.find(letter.offset)]
@@ -153,7 +154,7 @@ class DeadLetters(RoutedSession):
         batch = encoded.to_bytes()
         correlation = self._next_correlation()
         frame = wire.frame_header(Kind.PUBLISH, len(batch), correlation, target.handle) + batch
-        self._letters[correlation] = _Letter(host, letter.offset)  # a refusal may come at once
+        self._letters[correlation] = _Letter(host, letter.offset)  # before routing: it may refuse at once
         if self._route(frame):
             return True
         del self._letters[correlation]
@@ -199,7 +200,7 @@ class DeadLetters(RoutedSession):
     # -- the dead letter topic --------------------------------------------------------------------
 
     def _open(self, topic: str, target: _Target) -> None:
-        """Open the producer, making the topic first when it is missing."""
+        """Open a producer of the topic; create the topic first if it does not exist."""
         target.opening = True
         try:
             record = self._worker.metadata.state.topic(topic)
@@ -273,7 +274,7 @@ class DeadLetters(RoutedSession):
                     self._fail_waiting(known, str(error))
 
     def worker_restarted(self, worker: int) -> None:
-        """Retry dead letters without an answer; called when the owner of a dead letter topic has ended."""
+        """Schedule unanswered letters again, after another worker was replaced: it may have owned topics."""
         self._worker.router.worker_restarted(self, worker)
         letters, self._letters = self._letters, {}
         for letter in letters.values():
@@ -281,7 +282,7 @@ class DeadLetters(RoutedSession):
 
 
 def _producer_id(host: HostedSubscription, original: BatchView) -> int:
-    """The id that the producer knows itself by; one that is not idempotent has it from its name."""
+    """Return the producer's id; for a producer that is not idempotent, the id derived from its name."""
     hosted = host.hosted
     return original.header.producer_id or producer_identity(
         hosted.topic_id, hosted.index, original.producer_name
@@ -289,5 +290,5 @@ def _producer_id(host: HostedSubscription, original: BatchView) -> int:
 
 
 def _encoded_bytes(attributes: dict[str, str]) -> int:
-    """Return the least size of these records in a batch."""
+    """Return a lower bound of the attributes' size in a batch."""
     return sum(len(key.encode()) + len(text.encode()) + 8 for key, text in attributes.items())

@@ -39,14 +39,14 @@ TICK_S = 0.02
 SECOND_S = 1.0
 RETENTION_S = 10.0
 COMPACTION_S = 1.0
-PART_PAUSE_S = 0.005  # between two parts of a round: others have the loop
-RETAINED_AT_ONCE = 500  # partitions: a thousand cost some 20 ms where they are not in the processor's caches
+PART_PAUSE_S = 0.005  # pause between two parts of a round, so that the loop handles other work
+RETAINED_AT_ONCE = 500  # partitions; a thousand that are not in the processor's caches take some 20 ms
 _DIRECTORY = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)({re.escape(SUFFIX)})?\Z")
 _SET_ASIDE = re.compile(rf"([0-9a-f]{{16}})-([0-9]+)-[0-9]{{10}}(-[0-9]+)?({re.escape(SUFFIX)})?\Z")
 
 
 class KeptWorker(Protocol):
-    """A worker as its housekeeping sees it: :class:`danube.broker.worker.worker.Worker`."""
+    """Members of :class:`danube.broker.worker.worker.Worker` that Housekeeping uses."""
 
     config: BrokerConfig
     context: WorkerContext
@@ -71,7 +71,7 @@ class Housekeeping:
     def __init__(self, worker: KeptWorker) -> None:
         self._worker = worker
         self._stopped = False
-        self._found: dict[str, int] = {}  # partitions on disk that were not opened yet: their topics
+        self._found: dict[str, int] = {}  # topic ids of partitions on disk that are not opened yet, by name
         self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class Housekeeping:
         self._every(self._sync_s, self._sync)
         self._every(SECOND_S, self._second)
         self._every(RETENTION_S, self._retention)
-        if self._worker.shard.tiers is None:  # else the mover compacts, in the object store
+        if self._worker.shard.tiers is None:  # otherwise the mover compacts, in the object store
             self._every(COMPACTION_S, self._worker.compactor.look)
         self._sweep_directories()
 
@@ -99,7 +99,7 @@ class Housekeeping:
         worker = self._worker
         worker.counters.block.put(Counter.HEARTBEAT_NS, clock.monotonic_ns())
         worker.shard.tick()
-        worker.rings_due = worker.context.workers > 1  # a worker that was replaced rings no bell
+        worker.rings_due = worker.context.workers > 1  # a replaced worker may not have rung the bell
         if worker.cluster is not None:
             worker.cluster.tick()
         if worker.shard.tiers is not None:
@@ -129,7 +129,7 @@ class Housekeeping:
         self._retain_next(list(self._worker.shard.partitions.values()), 0)
 
     def _retain_next(self, left: list[HostedPartition], backlog: int) -> None:
-        """Go on with a round over all partitions; between two parts others have the loop."""
+        """Continue a retention round over all partitions, with a pause between two parts."""
         if self._stopped:
             return
         now_us = clock.wall_us()
@@ -182,7 +182,7 @@ class Housekeeping:
         return log.start
 
     def _sweep_directories(self) -> None:
-        """Open this worker's partitions, so that they recover and expire; remove deleted ones."""
+        """Open this worker's partitions, so that they recover and expire; remove those of deleted topics."""
         worker = self._worker
         root, witnesses = worker.data_dir / "partitions", worker.data_dir / WITNESSES
         places = (root, witnesses) if worker.cluster is None else (root,)
@@ -197,7 +197,7 @@ class Housekeeping:
             if owner_of(topic_id, index, worker.context.workers) != worker.index:
                 continue
             record = state.topic_with_id(topic_id)
-            if match[3]:  # half removed by a process that died
+            if match[3]:  # a process that ended early removed only a part of it
                 worker.executor.submit(remove_directory, directory)
             elif record is None:
                 unknown.append((topic_id, directory))
@@ -235,13 +235,13 @@ class Housekeeping:
         for topic_id, directory in directories:
             if state.topic_with_id(topic_id) is not None or may_be_lost(state, topic_id):
                 continue
-            if topic_id < state.next_topic_id:  # it was given, so its topic was deleted
+            if topic_id < state.next_topic_id:  # the id was assigned, so its topic was deleted
                 worker.executor.submit(remove_directory, directory)
             elif directory.parent.name != RETURNING:
                 worker.executor.submit(put_aside, directory, worker.data_dir)
 
     def unopened(self) -> list[TopicRecord]:
-        """The topics of partitions that were stored here at the start and are not open, once for each."""
+        """Return the topics of partitions on disk that are not opened yet, one entry for each partition."""
         opened, state = self._worker.shard.partitions, self._worker.metadata.state
         records = {name: state.topic_with_id(topic_id) for name, topic_id in self._found.items()}
         known = {name: record for name, record in records.items() if record and name not in opened}

@@ -1,7 +1,8 @@
-"""A worker's part of the metrics: data of its partitions that is not off this host, by topic.
+"""A worker's part of the metrics: by topic, the data that is only on this host.
 
-The metrics process asks; the answer is made some partitions at a time, so that the loop is never held up
-by many topics.  Topics beyond the bound are one row together; everyone finds the same ones by their ids.
+The metrics process requests it.  The answer is computed in slices of some partitions, so that many topics do
+not block the loop.  Topics beyond the limit are summed in one row.  All workers choose the same topics, by
+their ids.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ PARTITIONS_AT_ONCE: Final = 128
 
 
 class Measuring:
-    """All methods run on the worker's loop; ``send`` goes to the metrics process.
+    """Answers the metrics process for one worker; all methods run on the worker's loop.
 
-    ``tiers`` are those of all open partitions (None if storage is local), ``unopened`` the topics of
-    partitions that are stored here and not open, once for each.
+    ``send`` sends a frame to the metrics process.  ``tiers`` returns the tiers of all open partitions, or
+    None if storage is local.  ``unopened`` returns the topics of partitions on disk that are not opened yet,
+    one entry for each partition.
     """
 
     def __init__(
@@ -39,13 +41,13 @@ class Measuring:
         call_soon: Callable[..., object],
         send: Callable[..., None],
     ) -> None:
-        self._index, self._workers = place  # of how many
+        self._index, self._workers = place  # this worker's number, and how many there are
         self._metadata = metadata
         self._tiers = tiers
         self._unopened = unopened
         self._call_soon = call_soon
         self._send = send
-        self._asked = -1  # the last question; an older one is not answered any more
+        self._asked = -1  # id of the last request; an older one is dropped
         self._named: frozenset[int] = frozenset()
         self._spoken_for: list[TopicRecord] = []
         self._chosen_for = (-1, -1)
@@ -77,8 +79,8 @@ class Measuring:
         yield Measured(self._metadata().topic_count, tiers is not None, list(rows.values()))
 
     def _counted_into(self, rows: dict[int, TopicRow], tiers: list[HostedTier]) -> Iterator[None]:
-        """One step for each topic and partition."""
-        for record in self._spoken_for:  # empty ones have a row, too
+        """Add up all rows, with one step for each topic and partition."""
+        for record in self._spoken_for:  # a topic without data has a row, too
             self._row(rows, record)
             yield
         for tier in tiers:
@@ -92,7 +94,7 @@ class Measuring:
             yield
 
     def _choose(self, topics_max: int) -> None:
-        """Which topics have labels of their own, and for which of them this worker speaks."""
+        """Choose the topics with rows of their own, and those of them that this worker reports if empty."""
         metadata = self._metadata()
         if self._chosen_for == (metadata.version, topics_max):
             return

@@ -1,4 +1,4 @@
-"""Places for connections: how many one worker holds, over all doors, after the log's descriptors.
+"""Places for connections: how many one worker may hold, over all doors.
 
 Every connection needs a descriptor, and the number of descriptors is limited.  Half of them are reserved for
 the log (:mod:`danube.wal.segments.descriptors`), a few for other uses, and the rest are places for
@@ -12,14 +12,14 @@ from danube.errors import LimitExceeded
 
 
 class Places:
-    """``places_max``: of all doors together."""
+    """Counts the places that the connections of all doors have taken, at most ``places_max``."""
 
     def __init__(self, places_max: int) -> None:
         self.places_max = places_max
         self._taken = 0
 
     def take(self) -> None:
-        """One more connection; raises LimitExceeded if the log would have to pay for it."""
+        """Take a place for a new connection; raises LimitExceeded if no place is free."""
         if self._taken >= self.places_max:
             raise LimitExceeded(
                 f"this worker has descriptors for {self.places_max} connections",
@@ -29,4 +29,5 @@ class Places:
         self._taken += 1
 
     def give_back(self) -> None:
+        """Release the place of a closed connection."""
         self._taken -= 1

@@ -1,9 +1,9 @@
-"""One worker process: a loop, the partitions it owns, its connections and its rings.
+"""One worker process: an event loop, the partitions it owns, its connections and its rings.
 
-Everything is done in *turns*.  Sockets and rings only note that there is work; the turn then takes
-what the rings brought, lets the shard write and deliver, hands the output to sockets and rings, and
-gives the ring space back.  While there is work the next turn follows at once; otherwise the worker
-arms its bell and sleeps in the loop's poll.
+All work is done in *turns*.  Sockets and rings only note that there is work.  A turn takes the records of the
+rings, lets the shard write and deliver, hands the output to sockets and rings, and releases the ring space.
+While there is work, the next turn follows at once.  Otherwise the worker arms its bell, which another worker
+rings, and sleeps in the loop's poll.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ PARTITIONS_DIRECTORY = "partitions"
 METADATA_DIRECTORY = "metadata"
 CACHE_DIRECTORY = "cache"
 _TURNS = int(Counter.TURNS)
-YIELDED_NS_MAX = 2_000_000  # clients and other workers ask for less before they wait again
-TURNS_WITHOUT_YIELD = 200
-UNUSED_TURNS = 16  # rings that had no part in so many are left alone until a bell rings
+YIELDED_NS_MAX = 2_000_000  # a longer yield: some other process kept the processor
+TURNS_WITHOUT_YIELD = 200  # that follow such a yield
+UNUSED_TURNS = 16  # after so many turns without records, rings are not polled until a bell rings
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -85,7 +85,7 @@ class Worker:
         self.counters = Traffic(context.counters)
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
         self.channel = context.channel()
-        # With partitions on disk a missing metadata log is a loss to be seen, not a fresh start.
+        # If there are partitions on disk, a missing metadata log is a loss to report, not a first start.
         partitions = self.data_dir / PARTITIONS_DIRECTORY
         partitions.mkdir(mode=0o700, exist_ok=True)
         place = self.data_dir / METADATA_DIRECTORY, context.controller_address
@@ -132,14 +132,14 @@ class Worker:
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         self._begin: Callable[[], None] = self._begin_turn if context.workers > 1 else self.run_turn
         self._turn_scheduled = False
-        self._asked = 0  # how often, since the last turn
+        self._asked = 0  # how often a turn was requested since the last one
         self._blocked = False  # a door waits for room in a ring
-        self.flush_pending = False  # in a turn that will flush its doors
-        self._several_clients = False  # several times before that
-        self._skip_yield = 0  # so many turns begin at once
+        self.flush_pending = False  # True in a turn that will flush its doors
+        self._several_clients = False  # the last turn was requested several times
+        self._skip_yield = 0  # number of turns that begin without a yield
         self._flushed = True
-        self.rings_due = context.workers > 1  # they are in use, a bell rang, or it is time to look at them
-        self._unused_turns = 0  # one after another
+        self.rings_due = context.workers > 1  # rings are in use, a bell rang, or a regular poll is due
+        self._unused_turns = 0  # consecutive turns without records from rings
         self._servers: list[asyncio.Server] = []
 
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
@@ -170,7 +170,7 @@ class Worker:
         return Shard(ahead_of=lambda topic_id: ahead_of(self.metadata.state, topic_id), **parts)
 
     def _silence(self) -> None:
-        """Drop all connections, with what was to be sent to them."""
+        """Drop all connections and their unsent output."""
         for door in self.doors.values():
             door.abort_all()
 
@@ -181,7 +181,7 @@ class Worker:
         )  # fmt: skip
 
     def _make_tiers(self, shard: Shard) -> Tiers:
-        """Storage is tiered: partitions get a cold tier, and their sealed segments go to the mover."""
+        """Make the worker's cold tiers; sealed segments go to the mover."""
         storage, metadata = self.config.storage, self.metadata
         options = TierOptions(
             storage.seal_after_ms,
@@ -190,7 +190,7 @@ class Worker:
             ),
             storage.cache_bytes // self.context.workers,
         )  # fmt: skip
-        first = self.index == 0  # one worker is enough to keep the copies of the metadata
+        first = self.index == 0  # only one worker keeps the store's copies of the metadata
         return Tiers(
             self.data_dir / CACHE_DIRECTORY / f"worker-{self.index}", options,
             wake=shard.wake_readers,
@@ -220,14 +220,14 @@ class Worker:
     # -- turns ------------------------------------------------------------------------------------
 
     def schedule_turn(self) -> None:
-        """Run a turn, because a connection or another worker brought something."""
+        """Schedule a turn for frames of a connection or records of another worker."""
         self._asked += 1
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self.loop.call_soon(self._begin)
 
     def _need_turn(self) -> None:
-        """Run a turn as soon as the loop has handled what is ready."""
+        """Schedule a turn for the worker's own work, after the callbacks that are ready."""
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self.loop.call_soon(self._begin)
@@ -235,8 +235,8 @@ class Worker:
     def _begin_turn(self) -> None:
         """Run a turn; with several active clients first yield the processor and poll the sockets once more.
 
-        Their batches become one then, and each wakes the others less often.  A client that is alone does not
-        wait, nor does any while another process keeps the processor for long.  Of several workers only.
+        Then one turn takes the frames of several clients, and processes wake each other less often.  There is
+        no yield for a single client, nor for some turns after a long one.  Used only with several workers.
         """
         if not (self._several_clients or self._asked > 1) or self._skip_yield:
             if self._skip_yield:
@@ -255,27 +255,27 @@ class Worker:
         self.schedule_turn()
 
     def run_turn(self) -> None:
-        """Take what came, write, answer, deliver."""
+        """Take received frames and ring records, write, answer, deliver."""
         self._several_clients, self._asked = self._asked > 1, 0
         self.flush_pending = True
         try:
             received = self._take()
         finally:
-            self._turn_scheduled = False  # what asked for a turn up to here is part of this one
+            self._turn_scheduled = False  # requests up to here are part of this turn
         self.shard.turn()
         self.flush_pending = False
         for door in self.doors.values():
             if door.unflushed:
                 door.flush()
         self.counters.block.words[_TURNS] += 1
-        # Else rings had no part in it, and the bell is armed since an earlier turn.
+        # Otherwise no ring was used in this turn, and an earlier turn has armed the bell.
         if self.context.workers > 1 and (
             self.rings_due or received or self._blocked or self.remote.pending or self.channel.touched
         ):
             self._leave_rings(received)
 
     def _leave_rings(self, received: bool) -> None:
-        """Send what others are to have, and listen for the bell."""
+        """Publish the output for other workers, release ring space, and arm the bell."""
         channel = self.channel
         full = self.remote.flush() or self._blocked
         unused = not (received or full or channel.touched)
@@ -289,9 +289,9 @@ class Worker:
         self.rings_due = self._turn_scheduled or self._unused_turns < UNUSED_TURNS
 
     def _take(self) -> bool:
-        """Give the shard what rings and doors have; whether rings had records."""
+        """Pass records of rings and frames of doors to the shard; return whether rings had records."""
         received = bool(self._take_from_rings()) if self.rings_due else False
-        # Before the shard writes: what it takes now lies in buffers that are free after door.flush().
+        # This comes before the shard writes: the frames lie in buffers that door.flush() releases.
         self._blocked = False
         for door in self.doors.values():
             if door.waiting:
@@ -309,7 +309,7 @@ class Worker:
         received = self._poll()
         for worker, kind, record in received:
             self.remote.take(worker, kind, record)
-            if self.shard.taken_bytes >= WRITE_BYTES_MAX:  # its senders go on while this worker does
+            if self.shard.taken_bytes >= WRITE_BYTES_MAX:  # the answers let senders continue meanwhile
                 self.shard.turn()
                 self.remote.flush()
                 self.channel.flush()
@@ -344,7 +344,7 @@ class Worker:
     # -- metadata ---------------------------------------------------------------------------------
 
     def refresh_metadata(self) -> None:
-        """Read what others committed and follow it."""
+        """Read newly committed metadata and apply its changes to the shard."""
         changes = self.metadata.refresh()
         for change in changes:
             if isinstance(change, TopicDeleted):
@@ -357,11 +357,11 @@ class Worker:
             self.cluster.follow(changes)
 
     def _owns_first(self, record: TopicRecord) -> bool:
-        """Whether this worker owns the topic's first partition, and so speaks for it."""
+        """Return whether this worker owns the topic's first partition, and so reports on the topic."""
         return owner_of(record.topic_id, 0, self.context.workers) == self.index
 
     def metadata_changed(self) -> None:
-        """This worker committed something: follow it and tell the others."""
+        """Apply the metadata that this worker has committed, and notify the other workers."""
         self.refresh_metadata()
         for worker in range(self.context.workers):
             if worker != self.index:
@@ -394,7 +394,7 @@ class Worker:
         stopped = asyncio.Event()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
-        if self.context.drain.requested:  # it came before the loop could take it
+        if self.context.drain.requested:  # the signal came before this handler was set
             stopped.set()
         self.syncer.start()
         self.sealer.start()
@@ -431,7 +431,7 @@ class Worker:
         await self._drain()
 
     async def _drain(self) -> None:
-        """Answer what was taken, store everything, close."""
+        """Answer all accepted requests, store all records and cursors, close."""
         self.counters.block.put(Counter.STATE, State.DRAINING)
         self.shard.draining = True
         for server in self._servers:
@@ -455,7 +455,7 @@ class Worker:
         self.syncer.stop()
         self.sealer.stop()
         self.reserver.stop()
-        await asyncio.sleep(0)  # the outcomes that stop() handed to the loop
+        await asyncio.sleep(0)  # run the callbacks that stop() handed to the loop
         self.examinations.close()
         if self.cluster is not None:
             self.cluster.drain()

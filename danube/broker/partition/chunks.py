@@ -1,6 +1,6 @@
-"""Chunks: runs of whole batches in memory, read once and shared by every subscription at the place.
+"""Chunks: runs of whole batches in memory, read once and shared by all subscriptions that read there.
 
-A chunk's bytes never change, so a frame may point into them for as long as a socket needs.
+A chunk's bytes never change, so a frame may reference them for as long as a socket needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COUNT_POSITION = 40
 
 
 class Place(NamedTuple):
-    """One batch in a chunk, with the offsets that belong to it (of a sparse chunk: up to the next batch)."""
+    """One batch in a chunk: its bytes and its offsets, in a sparse chunk up to the next batch."""
 
     position: int
     size: int
@@ -44,8 +44,8 @@ class Chunk:
         self.sparse = sparse
         self.first_offset = first_offset
         self.next_offset = next_offset
-        self.hole_before = "damaged"  # why offsets between the one asked for and the first are missing
-        self.tail_position = -1  # where the shared tail holds it, once a remote consumer needed it
+        self.hole_before = "damaged"  # why offsets between the requested and the first one are missing
+        self.tail_position = -1  # place in the shared tail, once a consumer of another worker needed it
 
     @cached_property
     def places(self) -> list[Place]:
@@ -64,13 +64,13 @@ class Chunk:
 
     @cached_property
     def _held(self) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """Offsets of all records, and where in them those of each place begin."""
+        """Return the offsets of all records, and for each place the index of its first one."""
         found = [BatchView(self.batch(place)).offsets for place in self.places]
         starts = [0, *np.cumsum([len(offsets) for offsets in found]).tolist()]
         return np.concatenate([np.empty(0, np.int64), *found]), starts
 
     def held(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """bool[n]: which of these offsets, all of which the chunk covers, have a record."""
+        """Return bool[n]: whether each of these offsets, all covered by the chunk, has a record."""
         if not self.sparse:
             return np.ones(len(offsets), np.bool_)
         held = self._held[0]
@@ -81,7 +81,7 @@ class Chunk:
 
     @cached_property
     def missing(self) -> npt.NDArray[np.int64]:
-        """Ranges of first_offset .. next_offset without a record, int64[n][2]."""
+        """Return the ranges of first_offset .. next_offset without a record, int64[n][2]."""
         if not self.sparse:
             return no_ranges()
         edges = np.concatenate(([self.first_offset - 1], self._held[0], [self.next_offset]))
@@ -89,7 +89,7 @@ class Chunk:
         return np.stack((edges[gaps] + 1, edges[gaps + 1]), axis=1)
 
     def index_of(self, place: Place, offset: int) -> int | None:
-        """Which record of the place has this offset; None if it has been removed."""
+        """Return the index in the batch of the record with this offset; None if it was removed."""
         if not self.sparse:
             return offset - place.base_offset
         held, starts = self._held
@@ -107,7 +107,7 @@ class Chunk:
         return memoryview(self.data)
 
     def find(self, offset: int) -> int:
-        """Index of the place that holds ``offset`` (or the last one before it)."""
+        """Return the index of the place that holds ``offset``, else of the last place before it."""
         return max(bisect_right(self._bases, offset) - 1, 0)
 
     def header(self, place: Place) -> BatchHeader:
@@ -118,7 +118,7 @@ class Chunk:
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """Ring hash of every offset first_offset .. next_offset (0 in holes)."""
+        """Return the ring hash of every offset first_offset .. next_offset (0 in holes)."""
         hashes = np.zeros(self.next_offset - self.first_offset, np.uint64)
         for place in self.places:
             batch, header = self.batch(place), self.header(place)
@@ -130,7 +130,7 @@ class Chunk:
         return hashes
 
     def key(self, offset: int) -> bytes:
-        """Key of the record at ``offset``; the producer's name where it has none, empty if it is gone."""
+        """Return the key of the record at ``offset``, else the producer's name; empty without a record."""
         place = self.places[self.find(offset)]
         index = self.index_of(place, offset)
         if index is None:
@@ -140,11 +140,14 @@ class Chunk:
         return batch.producer_name.encode() if key is None else key
 
     def key_at(self, index: int) -> bytes:
-        """Like key, by the number of the record in the chunk."""
+        """Return the key of the record at the chunk's first offset plus ``index``."""
         return self.key(self.first_offset + index)
 
     def cut(self, start: int, end: int) -> list[bytes | memoryview]:
-        """The records start .. end: whole batches as they lie, the edges as selections.  Not if sparse."""
+        """Return the records start .. end of a chunk that is not sparse.
+
+        Whole batches are slices of the chunk; batches at the edges are copied in part.
+        """
         if start <= self.first_offset and end >= self.next_offset:
             return [self.data]
         places = self.places
@@ -176,7 +179,7 @@ class Chunk:
         return select(self.batch(place), self.header(place), indexes)
 
     def pick(self, offsets: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """The records with these ascending offsets, all of which the chunk holds."""
+        """Return the records with these ascending offsets, all of which the chunk holds."""
         if self.sparse:
             return self._pick_sparse(offsets)
         parts: list[bytes | memoryview] = []
@@ -221,7 +224,7 @@ class HotBatches:
         self._bytes_max = bytes_max
         self._batches: deque[tuple[int, int, bytes]] = deque()
         self.size_bytes = 0
-        self.start = -1  # offset of the first record that is kept; -1 where none is
+        self.start = -1  # offset of the first record in memory; -1 if there is none
 
     def add(self, base_offset: int, end_offset: int, batch: bytes) -> None:
         batches = self._batches
@@ -234,7 +237,7 @@ class HotBatches:
         self.start = batches[0][0]
 
     def chunk(self, offset: int, end: int, bytes_max: int) -> Chunk | None:
-        """Batches from the one holding ``offset`` up to ``end``; None if that is not kept."""
+        """Return batches from the one with ``offset`` up to ``end``; None if ``offset`` is not in memory."""
         batches = self._batches
         if not batches or not batches[0][0] <= offset < batches[-1][1]:
             return None
@@ -256,14 +259,14 @@ class HotBatches:
         return Chunk(parts[0] if len(parts) == 1 else b"".join(parts), first, next_offset)
 
     def trim(self, offset: int) -> None:
-        """Forget batches that end at or before ``offset``."""
+        """Drop batches that end at or before ``offset``."""
         batches = self._batches
         while batches and batches[0][1] <= offset:
             self.size_bytes -= len(batches.popleft()[2])
         self.start = batches[0][0] if batches else -1
 
     def truncate(self, offset: int) -> None:
-        """Forget batches at or above ``offset``: they were not stored."""
+        """Drop batches at or above ``offset``, because they were not stored."""
         batches = self._batches
         while batches and batches[-1][1] > offset:
             self.size_bytes -= len(batches.pop()[2])

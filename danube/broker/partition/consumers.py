@@ -1,8 +1,7 @@
-"""Consumers of a partition at its owner: the link to a connection and the two kinds of delivery.
+"""Consumers of a partition at its owner, and the host of a reliable subscription.
 
-A host joins a pure subscription (:mod:`danube.core.dispatch.subscription`,
-:mod:`danube.core.dispatch.lossy`) to the sessions of its consumers: the core decides who gets which
-offsets, the host turns them into frames.
+A host connects a pure subscription (:mod:`danube.core.dispatch.subscription`) to the sessions of its
+consumers.  The core decides which consumer gets which offsets; the host reads the records and sends frames.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _log = telemetry.events("consumers")
 _NO_LOSS: Final = frozenset({"compacted", UNUSED})
 DUE_RECORDS_PER_TURN = 1024
 _KEY_SHARED: Final = Mode.KEY_SHARED  # a member of an IntEnum costs as much to look up as five numbers
-OPEN_HOLE = "open"  # why a chunk begins behind the offset asked for
+OPEN_HOLE = "open"  # reason of a chunk that begins behind the requested offset
 
 
 class ReadPartition(Protocol):
-    """A partition as its readers see it: :class:`danube.broker.partition.hosted.HostedPartition`."""
+    """Members of :class:`danube.broker.partition.hosted.HostedPartition` that readers use."""
 
     name: str
     record: TopicRecord
@@ -84,12 +83,12 @@ class ConsumerLink:
         self.hosted = hosted
         self.subscription = subscription
         self.credit_bytes = 0
-        self.earlier_end = 0  # it comes back, and may have had what lies below, from an earlier owner too
+        self.earlier_end = 0  # records below may have been delivered to it before it reconnected
         self.ready = True
-        self.told = ""  # why it gets no records, as it was told
+        self.told = ""  # the reported reason why it gets no records; empty if it gets some
 
     def tell_waiting(self, reason: DanubeError | None) -> None:
-        """Tell why it gets no records now, once; None: it goes on."""
+        """Report once why this consumer gets no records now; None reports the end of the wait."""
         words = "" if reason is None else str(reason)
         if words != self.told:
             self.told = words
@@ -100,7 +99,7 @@ class ConsumerLink:
     ) -> int:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
-        self.told = ""  # a delivery takes it back
+        self.told = ""  # for the client, a delivery ends the reported wait
         head = deliver_header(self.handle, size, redelivery_count, record_count, self.hosted.delivery_flags)
         if parts[0] is chunk.data:
             self.session.send_chunk(head, chunk)
@@ -111,27 +110,27 @@ class ConsumerLink:
 
 
 def names_of(links: Iterable[ConsumerLink]) -> list[str]:
-    """Names for people: of the first thousand, as a list of subscriptions has them once for each."""
+    """Return consumer names for an answer, at most CONSUMER_NAMES_LISTED_MAX."""
     return [link.name for link in islice(links, CONSUMER_NAMES_LISTED_MAX)]
 
 
 class SubscriptionHost:
-    """A reliable subscription with its consumers."""
+    """Host of a reliable subscription: reads records, delivers them to its consumers, takes their acks."""
 
     def __init__(self, hosted: ReadPartition, core: HoledSubscription) -> None:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}
-        self.next = core.next  # where it stood when it was looked at
+        self.next = core.next  # the core's next offset after the last dispatch
         self.stored_version = -1
         self.deadline_ns: int | None = None
         self.sought = False  # a returning consumer may have acked records that a seek repeats
         self.rate = RecordRate()
         self.bytes_sent = 0
         self._read_bytes = READ_CHUNK_BYTES
-        self.pending_new: FetchPending | None = None  # what the next new records wait for
-        self.pending_again: FetchPending | None = None  # what redeliveries wait for
-        self.read_error: DanubeError | None = None  # why this host's disk gave nothing at the last look
+        self.pending_new: FetchPending | None = None  # the fetch that new records wait for
+        self.pending_again: FetchPending | None = None  # the fetch that redeliveries wait for
+        self.read_error: DanubeError | None = None  # the error of this host's disk at the last dispatch
         self._pending_next = -1
         self._holes_changed = False
 
@@ -143,11 +142,10 @@ class SubscriptionHost:
             self.core.set_ready(link.consumer_id, ready)
 
     def ack(self, link: ConsumerLink, ranges: Ranges, now_ns: int) -> int:
-        """Ack what a consumer names; return how many records were.
+        """Ack records for a consumer; return the number of records that were not acked before.
 
-        Those that it may have had before it came back are acked wherever they are now.  They may have gone to
-        another consumer; and an owner that was not here then does not know that they were granted.  Whoever
-        flushes is told that all acks are stored.
+        Records that the consumer may have received before it reconnected are acked even if they are granted
+        to another consumer now, or if this owner never granted them.
         """
         result = self.core.ack(link.consumer_id, ranges, now_ns)
         if not link.earlier_end or not result.ignored + result.refused:
@@ -155,7 +153,7 @@ class SubscriptionHost:
         return result.acked + self.core.ack_earlier(within(sound(ranges), 0, link.earlier_end))
 
     def seek(self, offset: int, now_ns: int) -> None:
-        """Deliver from ``offset`` on, whatever was acked; consumers are told, and repeat no old ack."""
+        """Deliver from ``offset`` on, acked records too; tell the consumers, which then drop older acks."""
         self.core.seek(offset, self.hosted.high_watermark, now_ns)
         self.sought = True
         for link in self.links.values():
@@ -163,7 +161,7 @@ class SubscriptionHost:
             link.session.send(control_frame(Kind.SOUGHT, None, 0, link.handle))
 
     def follow_holes(self, open_holes: Offsets, unused: Offsets, given_up: Offsets) -> None:
-        """Take in new facts about holes: passed ranges may have records again, others are given up."""
+        """Apply a new list of holes: some have records again, others are given up for good."""
         withheld = self.core.withheld
         lost = without(withheld, without(withheld, given_up)) if len(given_up) else given_up
         self.core.follow_holes(open_holes, unused, given_up)
@@ -172,40 +170,40 @@ class SubscriptionHost:
         self._holes_changed = True
 
     def expire(self, start: int) -> None:
-        """Pass over what is not acked below ``start``, where the log is known to begin; it is told."""
+        """Skip and log unacked records below ``start``, the log's first offset."""
         floor = self.core.ack_floor
         count = self.core.skip_to(start)
         if floor < start:
             self._tell_passed(floor, start, count, "expired")
 
     def pass_missing(self, start: int, end: int, why: str) -> None:
-        """``start .. end`` is in no file and no object, or cannot be read, for the reason ``why``."""
+        """Skip ``start .. end``, which has no readable records for the reason ``why``."""
         self._tell_passed(start, end, self.core.skip_damaged(start, end, why=why), why)
 
     def _tell_passed(self, start: int, end: int, count: int, why: str) -> None:
-        """Log records that a subscription will not get, unless the range is empty or compacted."""
+        """Log records that the subscription will not get, unless the range is empty or compacted."""
         if why not in _NO_LOSS:
             facts = {"partition": self.hosted.name, "subscription": self.core.name, "records": count}
             _log.warning("records are passed over", **facts, start=start, end=end, fact=why)
 
     @property
     def needs_dispatch(self) -> bool:
-        """Whether the store or the mover reported something that allows another dispatch."""
+        """Return whether holes have changed or requested bytes have arrived since the last dispatch."""
         return self._holes_changed or self.bytes_arrived
 
     @property
     def bytes_arrived(self) -> bool:
-        """Return whether the subscription waited for bytes that have come."""
+        """Return whether bytes that the subscription waits for have arrived."""
         return any(
             pending is not None and pending.ready() for pending in (self.pending_new, self.pending_again)
         )
 
     def dispatch(self, now_ns: int, bytes_max: int) -> bool:
-        """Send what may be sent, at most about ``bytes_max``; return whether more could follow."""
+        """Send records to consumers, about ``bytes_max`` at most; return whether more can follow."""
         self._read_bytes = min(bytes_max, READ_CHUNK_BYTES)
         self._holes_changed = False
         if not self.links:
-            # Dead letters wait for no consumer.
+            # Even without consumers, records become dead letters when their deadline has passed.
             self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
             return False
         core, end, rate, sent = self.core, self.hosted.core.high_watermark, self.rate, 0
@@ -232,7 +230,7 @@ class SubscriptionHost:
         return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"
 
     def _dispatch_again(self, now_ns: int, allowed: int, bytes_max: int) -> int:
-        """Redeliveries whose time has come; return the bytes sent."""
+        """Send the redeliveries that are due; return the bytes sent."""
         sent = 0
         if self.pending_again is not None and not self.pending_again.ready():
             return 0
@@ -250,7 +248,7 @@ class SubscriptionHost:
         return sent
 
     def _dispatch_new(self, now_ns: int, bytes_max: int) -> int:
-        """Records that were never granted; return the bytes sent."""
+        """Send records that were never granted; return the bytes sent."""
         pending, self.pending_new = self.pending_new, None
         start = self.next = self.core.next
         if pending is not None and not pending.ready() and self._pending_next == start:
@@ -275,7 +273,7 @@ class SubscriptionHost:
         return sent
 
     def _grant_new(self, start: int, now_ns: int) -> tuple[int, int]:
-        """Grant and send records of the chunk at ``start``, the subscription's place: ``(grants, bytes)``."""
+        """Grant and send records of the chunk at ``start``; return the number of grants and bytes."""
         core, rate = self.core, self.rate
         allowed = rate.allowed(now_ns) if rate.per_second else UNLIMITED
         chunk = self._next_chunk(start) if allowed > 0 else None
@@ -291,8 +289,11 @@ class SubscriptionHost:
         return len(grants), self._deliver_all(grants, chunk)
 
     def _next_chunk(self, start: int) -> Chunk | None:
-        """The chunk at ``start``, the place of the subscription; None after the place moved over records
-        that are gone, or at a hole."""
+        """Return the chunk at ``start``, the subscription's next offset.
+
+        Offsets without readable records are skipped.  None if the next offset is then outside the chunk, or
+        at an open hole.
+        """
         try:
             chunk = self.hosted.chunk(start, self._read_bytes)
         except OffsetOutOfRange as error:
@@ -307,14 +308,14 @@ class SubscriptionHost:
         return chunk if chunk.first_offset <= self.core.next < chunk.next_offset else None
 
     def _pass_missing(self, chunk: Chunk) -> None:
-        """Count offsets that key compaction removed as acked before any record of the chunk is granted."""
+        """Mark offsets that key compaction removed as acked, before a record of the chunk is granted."""
         missing = chunk.missing
         missing = missing[np.searchsorted(missing[:, 1], self.core.next, "right") :]
         if len(missing):
             self.core.skip(np.maximum(missing, self.core.next), "compacted")
 
     def _chunk_at(self, offset: int) -> Chunk | None:
-        """The chunk at ``offset``; None when retention has removed it, which the core then knows."""
+        """Return the chunk at ``offset``; None if retention has removed it: then expire() was called."""
         try:
             return self.hosted.chunk(offset, self._read_bytes)
         except OffsetOutOfRange as error:
@@ -322,7 +323,7 @@ class SubscriptionHost:
             return None
 
     def _key_of(self, offset: int) -> bytes:
-        """Key of an unacked record; empty if it expired or was damaged since it was held."""
+        """Return the key of an unacked record; empty if the record has expired or is damaged."""
         try:
             chunk = self.hosted.chunk(offset)
         except OffsetOutOfRange:
@@ -332,7 +333,8 @@ class SubscriptionHost:
     def _deliver_all(self, grants: list[Grant], chunk: Chunk | None) -> int:
         """Send grants in their order; return the bytes.
 
-        Behind one whose bytes must be fetched first none is sent: records of the same keys would overtake it.
+        If the bytes of one must be fetched first, it and all later ones are given back: later records of the
+        same keys must not overtake it.
         """
         sent = 0
         for place, grant in enumerate(grants):
@@ -345,7 +347,7 @@ class SubscriptionHost:
         return sent
 
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> tuple[int, bool]:
-        """Send a grant; the bytes, and whether what is left of it was given back until it is fetched."""
+        """Send a grant; return the bytes, and whether its rest was given back until its bytes are fetched."""
         link = self.links[grant.consumer_id]
         if self.rate.per_second:
             self.rate.take(grant.record_count)
@@ -360,17 +362,17 @@ class SubscriptionHost:
                     self.core.give_back(grant, start)
                     missing = True
                     break
-                if chunk is None:  # expired since it was granted: the floor is where the log begins now
+                if chunk is None:  # the record has expired since; the floor is the log's new start
                     start = min(max(self.core.settled_end, start + 1), grant.end)
                     continue
                 if chunk.first_offset > start and chunk.hole_before == OPEN_HOLE:
-                    break  # as below
-                if chunk.first_offset > start:  # damaged since it was granted: never served, counted
+                    break  # it is delivered again after its ack deadline
+                if chunk.first_offset > start:  # damaged or compacted since: skip and log it
                     hole_start, start = start, min(chunk.first_offset, grant.end)
                     self._lose(grant, grant.within(hole_start, start), chunk.hole_before)
                     continue
                 if chunk.next_offset <= start:
-                    break  # not readable now: it comes again when it was not acked in time
+                    break  # not readable now: it is delivered again after its ack deadline
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
@@ -379,7 +381,7 @@ class SubscriptionHost:
         return sent, missing
 
     def _deliver_part(self, link: ConsumerLink, grant: Grant, chunk: Chunk, start: int, end: int) -> int:
-        """Send what of the grant lies in this chunk, ``start .. end``; return the bytes sent."""
+        """Send the grant's records ``start .. end``, which lie in this chunk; return the bytes sent."""
         if grant.offsets is None and not chunk.sparse:
             count = end - start
             whole = start <= chunk.first_offset and end >= chunk.next_offset
@@ -398,7 +400,7 @@ class SubscriptionHost:
         return sent
 
     def _lose(self, grant: Grant, offsets: Offsets, why: str) -> None:
-        """Granted records are stored no more: they count as acked, and the consumer has its credit again."""
+        """Mark granted records without stored bytes as acked, and end their grant."""
         if len(offsets):
             lost = Grant(grant.consumer_id, int(offsets[0]), int(offsets[-1]) + 1, offsets, 0)
             self.core.give_back(lost, lost.start)
@@ -407,7 +409,7 @@ class SubscriptionHost:
 
     @property
     def waits_for(self) -> DanubeError | None:
-        """Return the known fault that keeps the consumers from more records; None without one."""
+        """Return the fault for which the consumers get no records now; None without one."""
         if self.read_error is not None:
             return self.read_error
         for pending in (self.pending_new, self.pending_again):
@@ -416,17 +418,17 @@ class SubscriptionHost:
         return None
 
     def tell_waiting(self) -> bool:
-        """Tell the consumers why they wait, or that they do not any more; False: there is no more to tell."""
+        """Report the reason of a wait, or its end, to the consumers; return False when it has ended."""
         reason = self.waits_for
         fetching = self.pending_new is not None or self.pending_again is not None
         if reason is None and fetching:
-            return True  # perhaps once more in vain: what was told holds until something comes
+            return True  # the fetch runs without a known fault: the last report stays valid until it ends
         for link in self.links.values():
             link.tell_waiting(reason)
         return reason is not None
 
     def _pending_state(self) -> str:
-        """Why reading waits for the object store; empty when it does not."""
+        """Return why reading waits for the object store; empty if it does not wait."""
         pending = self.pending_new or self.pending_again
         if pending is None or pending.ready():
             return ""

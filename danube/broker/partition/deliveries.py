@@ -1,15 +1,17 @@
-"""Deliveries of a turn: which subscriptions of a worker get one, and in which order.
+"""Deliveries of a turn: which subscriptions of a worker are dispatched, and in which order.
 
-    near     the next record is in memory, or does not exist yet: looked at in the turn of every write
-    behind   reads the log or objects: looked at when something happened to it, within the turn's share
+    near     the next record is in memory, or does not exist yet: dispatched in the turn of every write
+    behind   reads the log or objects: dispatched after an event of its own, within the turn's share
 
-A look costs time also where it sends nothing, and a turn keeps everybody else waiting.  So readers that
-are behind stand in one queue for all partitions, and a turn serves it from the front until its share
-is used up: hundreds of readers of old records delay a publish by one share and not by hundreds of
-looks.  While somebody publishes the share is small, though twice what is written, so that a reader
-can catch up with any producer.  Where they are many, a turn that wrote leaves it to the next one, so that
-answers and new records leave at once, and after each share there is a rest, so that a worker whose
-processor is wanted by others too is not the one that has to wait for it.
+A dispatch takes time even if it sends nothing, and publishers wait for the end of the turn.  So all
+subscriptions that are behind stand in one queue, and a turn serves the queue from its front until the share
+is used up.  Hundreds of readers of old records then delay a publish by one share, not by hundreds of
+dispatches.
+
+During publishing the share is small, but at least twice the published bytes, so that a reader can catch up
+with any producer.  If many subscriptions are behind, a turn that wrote leaves the queue to the next turn, so
+that answers and new records are sent first.  After each share the queue rests, so that other processes get
+the processor.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ _log = telemetry.events("deliveries")
 _FSYNC: Final = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 READ_RETRY_NS: Final = 1_000_000_000
 DEAD_LETTERS_PER_TURN: Final = 64
-TURN_BYTES: Final = 4 * MIB  # of one subscription, and of all together that are behind
+TURN_BYTES: Final = 4 * MIB  # for one near subscription, and for all together that are behind
 SHARE_NS: Final = 4_000_000
 BUSY_SHARE_NS: Final = 250_000
 BUSY_SHARE_BYTES: Final = 128 * KIB
-BUSY_NS: Final = 50_000_000  # so long after a publish the share is the small one
-FEW: Final = 8  # so many readers wait for no other turn
-REST_FACTOR: Final = 2  # of the time that the share took
+BUSY_NS: Final = 50_000_000  # time after a publish in which the share is small
+FEW: Final = 8  # a queue of at most this length is served in every turn, without rests
+REST_FACTOR: Final = 2  # length of a rest, in units of the share's time
 MS_NS: Final = 1_000_000
 REST_MIN_NS: Final = 1 * MS_NS
 
@@ -46,7 +48,10 @@ DeadLetterTaker = Callable[["HostedSubscription", list["DeadLetter"]], None]
 
 
 class Deliveries:
-    """All methods run on the worker's loop; ``turn`` once in each of its turns."""
+    """Schedules the dispatches of one worker's subscriptions; all methods run on its loop.
+
+    The shard calls ``turn`` once in each turn of the worker.
+    """
 
     def __init__(
         self,
@@ -55,34 +60,34 @@ class Deliveries:
         call_later: Callable[..., object],
         take_dead_letters: DeadLetterTaker,
     ) -> None:
-        self.touched: dict[HostedPartition, None] = {}  # looked at since cursors were stored
+        self.touched: dict[HostedPartition, None] = {}  # partitions whose cursors may have changed
         self._counters = counters
         self._schedule_turn = schedule_turn
         self._call_later = call_later
         self._take_dead_letters = take_dead_letters
         self._near: dict[HostedSubscription, None] = {}
-        self._queue: OrderedDict[HostedSubscription, None] = OrderedDict()  # of those behind
+        self._queue: OrderedDict[HostedSubscription, None] = OrderedDict()  # subscriptions that are behind
         self._lossy: dict[HostedPartition, None] = {}
         self._deadlines: dict[HostedPartition, int] = {}
-        self._waiting: dict[HostedSubscription, None] = {}  # for bytes that do not come, or were told so
+        self._waiting: dict[HostedSubscription, None] = {}  # subscriptions that wait for bytes
         self._published_ns = -BUSY_NS
         self._published_bytes = 0
-        self._wrote = False  # this turn did
-        self._left_out = False  # the last turn served no subscription that is behind
+        self._wrote = False  # whether this turn wrote published batches
+        self._left_out = False  # whether the last turn left the queue to the next one
         self._rest_end_ns = 0
-        self._resting = False  # a turn will come when the rest is over
+        self._resting = False  # whether a turn is scheduled for the end of the rest
 
-    # -- asking for a look ------------------------------------------------------------------------
+    # -- requesting a dispatch --------------------------------------------------------------------
 
     def wake(self, hosted: HostedPartition) -> None:
-        """Look at every subscription of this partition."""
+        """Dispatch every subscription of this partition, in this or the next turn."""
         for host in hosted.subscriptions.values():
             self._ask(host)
         self._lossy[hosted] = None
         self._schedule_turn()
 
     def wake_one(self, hosted: HostedPartition, subscription: str) -> None:
-        """Look at one subscription: something happened to it alone."""
+        """Dispatch one subscription, in this or the next turn."""
         host = hosted.subscriptions.get(subscription)
         if host is None:
             self._lossy[hosted] = None
@@ -93,7 +98,7 @@ class Deliveries:
         self._schedule_turn()
 
     def settled(self, host: HostedSubscription) -> None:
-        """A consumer acked, or may have more: store the cursor, and dispatch if records wait."""
+        """Have the cursor stored and waiting records dispatched, after an ack or new credit."""
         hosted = host.hosted
         if hosted.silent:
             return
@@ -103,7 +108,7 @@ class Deliveries:
             self._schedule_turn()
 
     def wake_readers(self, hosted: HostedPartition) -> None:
-        """Look at the subscriptions that waited for bytes which are there now, or that a hole has moved."""
+        """Dispatch the subscriptions whose requested bytes have arrived, or whose holes have changed."""
         for host in hosted.subscriptions.values():
             if host.needs_dispatch:
                 host.next = host.core.next
@@ -122,12 +127,12 @@ class Deliveries:
             self._lossy[hosted] = None
 
     def published(self, size_bytes: int, now_ns: int) -> None:
-        """In the turn that runs so much was published."""
+        """Note the bytes that were published in the current turn."""
         self._published_ns, self._published_bytes = now_ns, size_bytes
         self._wrote = True
 
     def tick(self, now_ns: int) -> None:
-        """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
+        """Dispatch the subscriptions with a due timer: an ack deadline or a redelivery."""
         due = [hosted for hosted, deadline_ns in self._deadlines.items() if deadline_ns <= now_ns]
         for hosted in due:
             del self._deadlines[hosted]
@@ -140,12 +145,12 @@ class Deliveries:
             self._schedule_turn()
 
     def second(self) -> None:
-        """Tell consumers why they wait; a wait of less than a second is not reported."""
+        """Report to consumers why they wait; called each second, so shorter waits are not reported."""
         hosted = (one for one in self._waiting if one.hosted.subscriptions.get(one.core.name) is one)
         self._waiting = {host: None for host in hosted if host.tell_waiting()}
 
     def forget(self, hosted: HostedPartition) -> None:
-        """The partition is not hosted here any more."""
+        """Drop all requests of a partition that this worker no longer hosts."""
         for host in hosted.subscriptions.values():
             self._waiting.pop(host, None)
             self._near.pop(host, None)
@@ -173,7 +178,7 @@ class Deliveries:
             self._serve(now_ns, looked)
         first = next(iter(self._queue), None)
         for hosted in looked:
-            # One chunk outlives the turn: the next in the queue is often at the same place.
+            # One chunk is kept after the turn: the next subscription in the queue often reads the same one.
             hosted.after_dispatch(keep_chunk=first is not None and first.hosted is hosted)
         if self._near:
             self._schedule_turn()
@@ -189,7 +194,7 @@ class Deliveries:
         return not self._left_out
 
     def _come_back(self) -> None:
-        """Schedule a turn for the queue, at once or after the pause."""
+        """Schedule a turn for the queue, at once or after the rest."""
         rest_ns = self._rest_end_ns - clock.monotonic_ns()
         if rest_ns <= 0 or len(self._queue) <= FEW:
             self._schedule_turn()
@@ -225,7 +230,7 @@ class Deliveries:
         if hosted.silent or hosted.subscriptions.get(host.core.name) is not host:
             return
         core = hosted.core
-        if core.level >= _FSYNC and core.settling:  # looked at again when the sync that makes it so is done
+        if core.level >= _FSYNC and core.settling:  # dispatched again when the running sync has ended
             return
         more = False
         try:

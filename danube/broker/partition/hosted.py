@@ -1,11 +1,10 @@
 """A partition at its owner: the pure partition, its log, its subscriptions and waiting requests.
 
-Owner of every byte: a published batch lies in a receive buffer or a ring slot until the log's one
-write of this turn; only batches for live consumers are copied into :class:`HotBatches`.
+A published batch stays in its receive buffer or ring slot until the log's one write of the turn.  Only
+batches for near subscriptions are copied, into :class:`HotBatches`.
 
-Operator settings (failure policy, max_unacked) are applied to live subscriptions here.
-
-The metadata's settings come first, then what the subscription's maker asked for, then the topic's policy.
+Operator settings (failure policy, max_unacked) are applied to live subscriptions here.  Settings in the
+metadata override the values of the SUBSCRIBE request, and those override the topic's policy.
 """
 
 from __future__ import annotations
@@ -50,20 +49,17 @@ _NONE = SubscriptionSettings()
 
 
 def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | None) -> FailurePolicy:
-    """The failure policy of a subscription whose maker asked for ``asked``."""
+    """Return the failure policy of a subscription; ``asked`` comes from its first SUBSCRIBE request."""
     return record.settings.get(subscription, _NONE).failure or asked or record.policy.failure
 
 
 def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
-    """Return the bound of unacked records; ``asked`` 0: the subscription's maker named none."""
+    """Return the limit of unacked records; ``asked`` 0: the first SUBSCRIBE request named none."""
     return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
 
 
 def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
-    """Let live subscriptions follow what changed of their settings and of the topic's policy.
-
-    They have then what a start would give them.
-    """
+    """Apply changed settings and a changed topic policy to live subscriptions, as a restart would."""
     if former.settings == record.settings and former.policy == record.policy:
         return
     for name, host in hosted.subscriptions.items():
@@ -87,7 +83,7 @@ UNREADABLE_TOLD_MAX = 16
 class HostedPartition:
     """One partition that this worker owns; all methods run on the worker's loop."""
 
-    # Ten thousand of them are in no cache: without slots each attribute of so many costs a look into a dict.
+    # Ten thousand of them do not fit in the processor's caches; without slots each attribute needs a dict.
     __slots__ = (
         "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
         "damaged", "deleted", "delivery_flags", "directory", "failure", "hot", "index", "log", "lossy",
@@ -122,21 +118,21 @@ class HostedPartition:
         self.producers = Producers()
         self.waiting: deque[Waiting] = deque()
         self.hot = HotBatches(HOT_BYTES_PER_PARTITION)
-        self.failure: DanubeError | None = None  # why the log cannot be written, while it reopens
-        self.refusal: DanubeError | None = None  # why publishes are refused: that, or it is given away
+        self.failure: DanubeError | None = None  # why the log cannot be written, until it is reopened
+        self.refusal: DanubeError | None = None  # why publishes are refused: ``failure``, or a move
         self.metadata: OwnerMetadata | None = None
-        self.tier: HostedTier | None = None  # where storage is tiered
-        self.deleted = False  # not hosted here any more
-        self.silent = False  # hands out no records: deleted, or being given away
-        self.moved: DanubeError | None = None  # where it went, when it was not its topic that was deleted
+        self.tier: HostedTier | None = None  # None if storage is local
+        self.deleted = False  # no longer hosted here
+        self.silent = False  # delivers no records: deleted, or being moved
+        self.moved: DanubeError | None = None  # names the new owner, if the partition was moved
         self.sync_running = False
-        self.unsynced_ns = 0  # since when there are records that are not synced, at most; 0: there are none
-        self.cursor_failure: DanubeError | None = None  # why the cursor file is not on disk
+        self.unsynced_ns = 0  # time of the oldest unsynced record, or earlier; 0: all are synced
+        self.cursor_failure: DanubeError | None = None  # why the cursor file cannot be written
         self.reopen_delay_ns = 0
         self.damaged: list[tuple[int, int]] = []
         self.records_in = 0
         self.bytes_in = 0
-        self._chunk: Chunk | None = None  # read last
+        self._chunk: Chunk | None = None  # the last chunk that was read from the log or the tier
         self._hot_chunk: Chunk | None = None
         self._live_readers = False
 
@@ -158,14 +154,14 @@ class HostedPartition:
 
     @property
     def start(self) -> int:
-        """First offset that can be read, in whichever tier; FetchPending while that is not known."""
+        """Return the first readable offset over all tiers; raises FetchPending while it is unknown."""
         if self.log is None:
             return self.core.log_end
         return self.log.start if self.tier is None else self.tier.start
 
     @property
     def budget(self) -> OffsetBudget | None:
-        """In a cluster, which offsets this owner may give; None on a single host, and without a log."""
+        """Return the offsets that this owner may assign; None on a single host, and without a log."""
         return self.core.budget if isinstance(self.core, ReservedPartition) else None
 
     # -- publish ----------------------------------------------------------------------------------
@@ -179,7 +175,7 @@ class HostedPartition:
         batch: memoryview,
         now_us: int,
     ) -> None:
-        """Check a client's batch and take it."""
+        """Check a client's batch and queue it."""
         self._follow_metadata()
         header = check_published(batch, self.record.policy.max_record_bytes)
         if header.producer_id and header.producer_id != link.producer_id:
@@ -189,13 +185,13 @@ class HostedPartition:
     def publish_own(
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
-        """Take a batch that this process has just encoded: only the topic's limit is left to check."""
+        """Queue a batch that this process has encoded; only the topic's record limit must be checked."""
         self._follow_metadata()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
         max_record_bytes = self.record.policy.max_record_bytes
-        if header.payload_bytes > max_record_bytes:  # else no record of it can be larger
+        if header.payload_bytes > max_record_bytes:  # otherwise no record can be larger
             check_columns(batch, header, max_record_bytes)
         self._take(session, handle, correlation, batch, header, now_us)
 
@@ -208,13 +204,13 @@ class HostedPartition:
         header: BatchHeader,
         now_us: int,
     ) -> None:
-        """Order and queue a batch that was checked; its answer is sent when its level is reached."""
+        """Assign offsets to a checked batch and queue it; complete() answers at the topic's level."""
         schema = self.record.schema
         if schema is not None and self.metadata is not None:
             self.metadata.gate.check(self.name, schema, self.policy.compacts, batch, header)
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one error object serves every refusal
-        if self.log is not None and self.log.failure is not None:  # its storage has not heard of it yet
+        if self.log is not None and self.log.failure is not None:  # not yet handled by the storage agent
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):
@@ -242,7 +238,7 @@ class HostedPartition:
                 self.hot.add(base_offset, end_offset, bytes(batch))
 
     def _follow_metadata(self) -> None:
-        """Apply metadata that was committed before the batch was received, as it counts for this batch."""
+        """Read metadata that was committed before the batch was received; it applies to this batch."""
         metadata = self.metadata
         if metadata is not None and not metadata.fresh:
             metadata.freshen()
@@ -250,13 +246,13 @@ class HostedPartition:
             self.check_exists()
 
     def read_metadata(self) -> None:
-        """Follow what others committed; raises TopicNotFound if the topic was deleted."""
+        """Apply newly committed metadata; raises TopicNotFound if the topic was deleted."""
         if self.metadata is not None:
             self.metadata.read()
             self.check_exists()
 
     def check_exists(self) -> None:
-        """Raise TopicNotFound if the topic was deleted, or where else the partition is."""
+        """Raise TopicNotFound if the topic was deleted, or an error with the new owner after a move."""
         if self.deleted:
             raise self.moved or TopicNotFound(f"{self.name} was deleted")
 
@@ -287,7 +283,7 @@ class HostedPartition:
                 host.offer(chunk)
 
     def write(self) -> None:
-        """One write for all that was queued in this turn.  Errors leave the un-acknowledged failed."""
+        """Write all batches that were queued in this turn at once; on an error their publishes fail."""
         if self.log is None:
             self.core.written(self.core.log_end)
             self.complete()
@@ -302,7 +298,7 @@ class HostedPartition:
         self.complete()
 
     def _unwind(self, error: DanubeError) -> None:
-        """Forget what was not stored and tell its producers."""
+        """Drop batches that were not stored and fail their publishes."""
         if self.log is not None:
             end = self.log.log_end
             self.core.rollback(end)
@@ -320,7 +316,7 @@ class HostedPartition:
         self.waiting = kept
 
     def complete(self) -> None:
-        """Answer every publish that is stored at the level which the answer names."""
+        """Answer every publish whose records are stored at the topic's durability level."""
         end = self.core.acknowledged_end
         waiting = self.waiting
         level = self.core.level
@@ -331,11 +327,11 @@ class HostedPartition:
     # -- read -------------------------------------------------------------------------------------
 
     def chunk(self, offset: int, bytes_max: int = READ_CHUNK_BYTES) -> Chunk:
-        """The chunk that holds ``offset`` (or, over a hole, the next one), below the high watermark.
+        """Return the chunk with ``offset``, or the next one over a hole, below the high watermark.
 
-        One that is read has about ``bytes_max`` bytes at most, or one batch.
-        Raises OffsetOutOfRange below the start, StorageFailed if the disk does not answer, and
-        FetchPending if the bytes are not on this host: it tells when to try again.
+        A chunk has about ``bytes_max`` bytes at most, or one batch.  Raises OffsetOutOfRange below the start,
+        StorageFailed if the disk cannot be read, and FetchPending if the bytes must be fetched first: it
+        states when to try again.
         """
         for recent in (self._hot_chunk, self._chunk):
             if recent is not None and recent.first_offset <= offset < recent.next_offset:
@@ -352,7 +348,7 @@ class HostedPartition:
         raw = tier.read(offset, end, bytes_max)
         for damage in raw.damage:
             self._note_damage(int(damage[0]), int(damage[1]))
-        # Without data all up to next_offset is damaged: a chunk that begins there and holds nothing.
+        # Without data, all offsets up to next_offset are damaged: the empty chunk begins there.
         first = raw.first_offset if raw.data else raw.next_offset
         chunk = self._chunk = Chunk(raw.data, first, raw.next_offset, sparse=raw.sparse)
         chunk.hole_before = "damaged" if raw.damage else "compacted"
@@ -366,7 +362,7 @@ class HostedPartition:
             self.counters.add("damaged_records", end - start)
 
     def update_near(self, host: HostedSubscription) -> None:
-        """Note after a dispatch whether the subscription is near: it reads batches that are in memory."""
+        """Note after a dispatch whether the subscription is near, i.e. reads batches in memory."""
         start = self.hot.start
         if host.links and host.next >= (self.core.high_watermark if start < 0 else start):
             self.near[host] = None
@@ -396,7 +392,7 @@ class HostedPartition:
             self._chunk = None
 
     def check_topic(self, topic_id: int) -> None:
-        """Raise TopicNotFound if another topic of the same name is meant (0: none in particular)."""
+        """Raise TopicNotFound if ``topic_id`` is of another topic with this name; 0 means any."""
         if topic_id not in (0, self.topic_id):
             raise TopicNotFound(
                 f"the topic of {self.name} was deleted, and another one of that name was made",
@@ -415,14 +411,14 @@ class HostedPartition:
             ) from None
 
     def add_subscription(self, name: str, core: HoledSubscription) -> HostedSubscription:
-        """Create a subscription; its cursor is stored with the next write of the cursor file."""
+        """Add a new subscription; its cursor is stored with the next write of the cursor file."""
         if len(self.subscriptions) + len(self.lossy) >= SUBSCRIPTIONS_PER_PARTITION_MAX:
             raise InvalidArgument(f"{self.name} has {SUBSCRIPTIONS_PER_PARTITION_MAX} subscriptions already")
         host = self.subscriptions[name] = HostedSubscription(self, core)
         return host
 
     def follow_holes(self, holes: list[Hole]) -> None:
-        """Tell all subscriptions the holes, which have changed: records may have come back."""
+        """Apply a changed list of holes to all subscriptions: some holes may have records again."""
         of_kind = {
             kind: np.array([hole[:2] for hole in holes if hole.kind is kind], np.int64).reshape(-1, 2)
             for kind in HoleKind
@@ -447,7 +443,11 @@ class HostedPartition:
             self.subscriptions[name] = HostedSubscription(self, core)
 
     def _within_log(self, name: str, state: CursorState) -> CursorState:
-        """A cursor may have reached the disk before records that it passed: those that come are others."""
+        """Clip a cursor to the log's end.
+
+        A crash may have lost records whose acks were already on disk.  Their offsets are assigned to other
+        records, which the subscription must still get.
+        """
         end = self.core.log_end
         clipped = state.clipped(end)
         if clipped is not state:
@@ -459,18 +459,18 @@ class HostedPartition:
         return clipped
 
     def hole_at(self, offset: int) -> Hole | None:
-        """The hole that this host's log has named over an offset: no record there in this history."""
+        """Return the hole of this host's log at an offset, or None."""
         return self.log.holes.at(offset) if self.log is not None else None
 
     def lag_from(self, offset: int) -> int:
-        """Records from ``offset`` to the high watermark."""
+        """Return the number of records from ``offset`` to the high watermark."""
         end = self.high_watermark
         if self.log is None or not self.log.holes:
             return end - offset
         return sum(last - first for first, last in self.log.holes.uncovered(offset, end))
 
     def store_cursors(self) -> bool:
-        """Append changed cursors to the cursor file; True when something was written."""
+        """Append changed cursors to the cursor file; return whether bytes were written."""
         if self.cursors is None:
             return False
         for name, host in self.subscriptions.items():
@@ -478,7 +478,7 @@ class HostedPartition:
                 self.cursors.store(name, host.cursor_blob())
                 host.stored_version = host.core.version
         written = self.cursors.dirty
-        self.cursors.write()  # also what an earlier call could not write
+        self.cursors.write()  # includes cursors that an earlier call could not write
         return written
 
     def leave(self, link: ConsumerLink, now_ns: int) -> None:
@@ -493,7 +493,7 @@ class HostedPartition:
             lossy.core.leave(link.consumer_id, now_ns)
 
     def update(self, record: TopicRecord) -> None:
-        """Follow a new policy and settings; what is waiting is answered if its level is reached by it."""
+        """Apply a new policy and settings; answer waiting publishes whose new level is reached."""
         former, self.record = self.record, record
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.core.update_policy(record.policy)
@@ -513,7 +513,7 @@ class HostedPartition:
             host.links.clear()
 
     def adopt(self, opened: OpenedStorage) -> None:
-        """Go on with a log that was opened anew after a failure."""
+        """Continue with a log that was reopened after a failure."""
         self.log, self.core = opened
         self.core.update_policy(self.policy)  # it may have changed while the log was opened
         self.failure = self.refusal = None
@@ -522,20 +522,20 @@ class HostedPartition:
         self._chunk = self._hot_chunk = None
 
     def _holes(self) -> list[Hole]:
-        """Return the holes of the store, and those of this host that the store does not know yet."""
+        """Return the holes in the store's manifest, and later ones of this host's log."""
         manifest = self.tier.manifest if self.tier is not None else None
         stored = manifest.all_holes() if manifest is not None else []
         end = stored[-1].end if stored else 0
         return stored + [hole for hole in self.log.holes if hole.end > end] if self.log else stored
 
     def _damaged(self) -> list[list[int]]:
-        """Ranges that are damaged here, and those whose object in the store is gone or damaged."""
+        """Return the damaged ranges of this host, and those whose object is missing or damaged."""
         objects = self.tier.unreadable() if self.tier is not None else []
         remote = [(start, end) for (start, end), error in objects if not error.retryable]
         return [list(one) for one in sorted({*self.damaged, *remote})]
 
     def _unreadable(self) -> list[str]:
-        """Return why stored records cannot be read now, by the reads that were tried."""
+        """Return the reasons why recent reads of stored records failed."""
         found = [str(error) for _, error in self.tier.unreadable()] if self.tier is not None else []
         waiting = [host.waits_for for host in self.subscriptions.values()]
         found += [str(reason) for reason in waiting if reason is not None]
@@ -610,7 +610,10 @@ class OpenedStorage(NamedTuple):
 
 
 def leave_partitions(session: Session, now_ns: int) -> list[HostedPartition]:
-    """The connection is gone: close its producers, give back what its consumers held; where that was."""
+    """Close the producers and consumers of a closed connection; return the partitions that had some.
+
+    Records that were granted to these consumers become available to others.
+    """
     touched: dict[HostedPartition, None] = {}
     producer: ProducerLink
     consumer: HostedConsumer

@@ -1,4 +1,4 @@
-"""Subscriptions of a non-reliable topic: batches wait in memory, the oldest give way.
+"""Subscriptions of a non-reliable topic: batches wait in memory; when full, the oldest are dropped.
 
 A batch token is the :class:`~danube.broker.partition.chunks.Chunk` that holds one published batch, shared by
 all subscriptions of the partition.
@@ -15,7 +15,7 @@ from danube.core.dispatch.lossy import LossySubscription
 
 
 class LossyHost:
-    """A non-reliable subscription with its consumers; nothing in it outlives the worker."""
+    """Host of a non-reliable subscription with its consumers; its state is lost with the worker."""
 
     def __init__(self, hosted: ReadPartition, core: LossySubscription) -> None:
         self.hosted = hosted
@@ -30,7 +30,7 @@ class LossyHost:
             self.core.set_ready(link.consumer_id, ready)
 
     def offer(self, chunk: Chunk) -> None:
-        """Queue one published batch; over the bounds the oldest is dropped and counted."""
+        """Queue one published batch; beyond the limits the oldest batches are dropped and counted."""
         hashes = chunk.hashes if self.core.mode is Mode.KEY_SHARED else None
         dropped = self.core.offer(
             chunk, chunk.first_offset, chunk.next_offset - chunk.first_offset, len(chunk.data), hashes=hashes
@@ -44,7 +44,7 @@ class LossyHost:
         self.hosted.counters.add("dropped_records", record_count)
 
     def dispatch(self) -> bool:
-        """Send batches that consumers have credit for; no more are left to send at once."""
+        """Send all batches that consumers have credit for; return False, as no more can follow."""
         for chunk, consumer_id, indexes in self.core.grant():
             link = self.links[consumer_id]
             if indexes is None:

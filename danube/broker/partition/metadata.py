@@ -1,4 +1,4 @@
-"""Metadata for the owner of partitions: reads and proposals."""
+"""Metadata for the partitions of one worker: reads and proposals."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = telemetry.events("metadata")
 
 
 class OwnerMetadata:
-    """The metadata as one worker's partitions know it."""
+    """Access of one worker's partitions to the metadata."""
 
     def __init__(self, gate: SchemaGate, operations: Operations) -> None:
         self.gate = gate
         self.read = operations.refresh
-        self.fresh = False  # nothing that was committed before the last bytes were received is unread
+        self.fresh = False  # whether all metadata is read that was committed before the last bytes came
         self._log = operations.metadata
         self._operations = operations
 
@@ -37,7 +37,7 @@ class OwnerMetadata:
         return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
 
     def freshen(self) -> None:
-        """Read what other workers committed, if they may have committed anything."""
+        """Read newly committed metadata, if there may be any."""
         if self._log.changed:
             self.read()
         self.fresh = True
@@ -45,9 +45,9 @@ class OwnerMetadata:
     def after_operation(
         self, record: TopicRecord, index: int, request: Admin, failure: FailurePolicy | None
     ) -> None:
-        """Publish the changes of an operation to the topic's other partitions and to the next start.
+        """Store an operation's effect in the metadata, for the topic's other partitions and the next start.
 
-        ``failure``: the policy of the subscription after set_failure_policy.
+        ``failure``: the new policy of the subscription after set_failure_policy.
         """
         name = request.args.get("subscription", "")
         command: ForgetSubscription | SetSubscriptionSettings

@@ -81,7 +81,7 @@ def open_partition(
     if budget is None:  # in a cluster a partition's directory comes and goes
         witness = load_witness(directory, log_id, holds_all=not tiered)
     else:
-        remove_witness(directory)  # of the time before this broker began a cluster
+        remove_witness(directory)  # from the time before this broker was in a cluster
     opened = open_log(root, name, record, index, epoch, options, budget=budget, ahead=ahead, witness=witness)
     identity = LogIdentity(record.topic_id, index)
     cursors = CursorStore(directory, identity, CursorState.decode, witness, log_id)
@@ -93,7 +93,7 @@ def open_partition(
 
 
 def ahead_of(state: Metadata, topic_id: int) -> OffsetJump | None:
-    """Return where logs go on that are older than the present history of the topic."""
+    """Return the jump of offsets for logs from before the topic's current history; None without one."""
     history = recovery_of(state).history_of(topic_id)
     if history is None or not history.first_epoch:
         return None
@@ -101,14 +101,14 @@ def ahead_of(state: Metadata, topic_id: int) -> OffsetJump | None:
 
 
 def lost_before(since: Since, record: TopicRecord) -> int:
-    """Return the incarnation before which records of this topic may be lost with the machine; 0: none."""
+    """Return the incarnation before which unsynced records of this topic may be lost; 0: none are."""
     return 0 if record.policy.level >= Durability.FSYNC else since.incarnation
 
 
 def after_cut(
     since: Since, record: TopicRecord, ahead: OffsetJump | None, *, first_epoch: int = 0
 ) -> OffsetJump | None:
-    """Return the jump of logs that were last written before the machine crashed, added to ``ahead``.
+    """Return ``ahead`` with the jump of offsets for logs that were last written before the machine crashed.
 
     At most UNSYNCED_RECORDS_MAX records above the synced end were delivered or acknowledged; at fsync none.
     ``first_epoch`` is the lowest epoch of logs opened since then; 0, as on one host, derives it from the

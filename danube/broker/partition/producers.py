@@ -1,4 +1,4 @@
-"""The producer handles that are open on a partition, and the publishes that wait for their answer."""
+"""Open producer handles of a partition, and publishes that wait for their answer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """An open handle: the producer's name, and whether it publishes alone."""
+    """An open handle: the producer's name, and whether it is exclusive."""
 
     name: str
     exclusive: bool
 
 
 class Producers:
-    """The producer handles that are open on one partition; opening and closing one visits no others."""
+    """Open producer handles of one partition; opening or closing one does not visit the others."""
 
     __slots__ = ("_exclusive", "_links", "_names")
 
     def __init__(self) -> None:
         self._links: dict[tuple[Session, int], Opened] = {}
-        self._names: dict[str, int] = {}  # how many handles of each name are open
-        self._exclusive: dict[str, int] = {}  # and how many of them exclusively
+        self._names: dict[str, int] = {}  # number of open handles by producer name
+        self._exclusive: dict[str, int] = {}  # number of exclusive handles by producer name
 
     def __len__(self) -> int:
         return len(self._links)
@@ -35,7 +35,7 @@ class Producers:
         return sorted(self._names)
 
     def check(self, partition: str, name: str, exclusive: bool) -> None:
-        """Raise ProducerBusy where an exclusive producer and one of another name would meet."""
+        """Raise ProducerBusy if an exclusive producer would share the partition with another name."""
         for open_names, why in (
             (self._exclusive, "it is exclusive"),
             (self._names if exclusive else (), "exclusive access was asked for"),
@@ -68,7 +68,7 @@ class Producers:
         return (self._names, self._exclusive) if link.exclusive else (self._names,)
 
     def clear(self) -> list[tuple[Session, int]]:
-        """Close all; whose they were, and their handles."""
+        """Remove all handles; return them with their sessions."""
         closed = list(self._links)
         for known in (self._links, self._names, self._exclusive):
             known.clear()

@@ -1,4 +1,4 @@
-"""SUBSCRIBE: find or make the subscription, join the consumer, say where it starts."""
+"""SUBSCRIBE: find or create the subscription, add the consumer, answer its start offset."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ LOSSY_RECORDS_MAX = 1_000_000
 
 
 def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
-    """Offset for a start position: earliest, latest, offset or time (microseconds).
+    """Return the offset of a start position: earliest, latest, offset or time (microseconds).
 
-    FetchPending if that must be looked up in the object store first; ask again when it is ready.
+    Raises FetchPending if the object store must be read first; call again when the fetch is ready.
     """
     log = hosted.log
     if log is None or kind == "latest":
@@ -68,7 +68,7 @@ def start_offset(hosted: HostedPartition, kind: str, value: int) -> int:
 
 
 def check_request(request: Subscribe) -> Mode:
-    """Check names and numbers before anything is looked up; return the mode."""
+    """Check the names and numbers of a request; return the mode."""
     check_label(request.subscription, "subscription")
     check_label(request.consumer, "consumer")
     if (
@@ -106,7 +106,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
         )
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
         return made
-    hosted.read_metadata()  # settings may have been stored for it a moment ago
+    hosted.read_metadata()  # another worker may just have committed settings of the subscription
     kind = request.start
     if hosted.cursors is not None and (hosted.cursors.damage or name in hosted.cursors.lost):
         kind = "earliest"  # its cursor may be lost: repeat records rather than skip them
@@ -128,14 +128,14 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
 
 
 def _may_be_lost(hosted: HostedPartition, epoch: int) -> bool:
-    """Whether an owner of another epoch may have made a subscription that this one has not heard of."""
+    """Return whether an owner of another epoch may have made the subscription, and its cursor was lost."""
     return hosted.budget is not None and epoch != hosted.core.epoch
 
 
 def subscribe(
     hosted: HostedPartition, session: Session, handle: int, request: Subscribe, consumer_id: int, now_ns: int
 ) -> Subscribed:
-    """Join a consumer; raises typed errors and then leaves everything as it was."""
+    """Add a consumer to a subscription; an error changes nothing."""
     mode = check_request(request)
     if handle in session.consumers or handle in session.producers or handle == 0:
         raise InvalidArgument(f"handle {handle} is in use on this connection")
@@ -169,7 +169,7 @@ def subscribe(
 
 
 def _displace(host: HostedSubscription | LossyHost, consumer_id: int) -> None:
-    """Take the handle from an older connection whose consumer name has come again."""
+    """Close the handle of an older connection with the same consumer."""
     old = host.links.pop(consumer_id, None)
     if old is None:
         return

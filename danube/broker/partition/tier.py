@@ -1,8 +1,8 @@
-"""The cold tier of one partition at its owner: its manifest, reads below the local start, its condition.
+"""The cold tier of one partition at its owner: its manifest, and reads below the local start.
 
-Offsets ``start .. log.start`` are read from objects, through the cache; the rest from local files.  A
-read that must wait raises FetchPending, which tells when to try again; it never skips a record because
-the store is away, an object is missing or its bytes are wrong.
+Offsets ``start .. log.start`` are read from objects, through the cache; later offsets from local files.  A
+read that must wait raises FetchPending, which states when to try again.  No record is skipped because the
+store does not answer, an object is missing or its bytes are wrong.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _log = telemetry.events("tier")
 WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole, with their footer
 SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
-NO_COMPACTION: Final = (False, 0)  # what the mover takes for granted: whether, age of tombstones in ms
+NO_COMPACTION: Final = (False, 0)  # the mover's default: whether to compact, age of tombstones in ms
 AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
-AHEAD_SHARE: Final = 4  # of the cache at most, for one reader
+AHEAD_SHARE: Final = 4  # one reader's window is at most the cache's size divided by this
 
 
 class TieredPartition(Protocol):
-    """A partition as its tier sees it: :class:`danube.broker.partition.hosted.HostedPartition`."""
+    """Members of :class:`danube.broker.partition.hosted.HostedPartition` that PartitionTier uses."""
 
     name: str
     record: TopicRecord
@@ -54,7 +54,7 @@ class TieredPartition(Protocol):
 
 
 class PartitionTier:
-    """Made for a hosted partition with a log; all methods run on the worker's loop."""
+    """Cold tier of one hosted partition with a log; all methods run on the worker's loop."""
 
     def __init__(self, hosted: TieredPartition, cache: ColdCache) -> None:
         self.hosted = hosted
@@ -62,13 +62,13 @@ class PartitionTier:
         self.manifest: Manifest | None = None
         self.known = Ticket()  # done when the mover has reported the store's content
         self.error = ""  # why nothing can be uploaded now
-        self.confirmed = False  # the mover has read the store: what it says of it is what is there
-        self.given_up_end = 0  # holes that begin below are given up by an operator
-        self.trimmed = 0  # records below have expired, whatever the manifest says
+        self.confirmed = False  # whether the mover has read the manifest from the store
+        self.given_up_end = 0  # an operator has given up the holes that begin below
+        self.trimmed = 0  # records below have expired, even if the manifest names them
         self.cursors_sent = -1
-        self.leave_id = 0  # not 0: another broker is to have it; the number of the last word that said so
-        self.given_away = False  # with all of it in the store
-        self.left_id = 0  # of the last word that it leaves, once the cursors that came with it are stored
+        self.leave_id = 0  # number of the last request to give the partition away; 0: it stays
+        self.given_away = False  # whether it was given away with all its records in the store
+        self.left_id = 0  # the last such request whose cursors the mover has stored
         self.compaction_sent = NO_COMPACTION
         self._cache = cache
         self._told = ""
@@ -86,7 +86,7 @@ class PartitionTier:
 
     @property
     def start(self) -> int:
-        """First offset that can be read; FetchPending while that is not known."""
+        """Return the first readable offset; raises FetchPending while it is unknown."""
         local_start = self.log.start
         if local_start == 0:
             return 0
@@ -97,12 +97,12 @@ class PartitionTier:
 
     @property
     def known_start(self) -> int | None:
-        """Like ``start``; None while that is not known: it is neither 0 nor the local start then."""
+        """Return ``start``; None while it is unknown."""
         return self.start if self.manifest is not None or self.log.start == 0 else None
 
     @property
     def uploaded_end(self) -> int:
-        """Records below it that have not expired are in the store, verified."""
+        """Return the offset up to which records were uploaded and verified."""
         return 0 if self.manifest is None else self.manifest.uploaded_end
 
     def _unknown(self, ready: Callable[[], bool] | None = None) -> FetchPending:
@@ -157,13 +157,13 @@ class PartitionTier:
         return True
 
     def open_holes(self, end_offset: int) -> list[Hole]:
-        """Open holes that begin below ``end_offset``; FetchPending while that is not known."""
+        """Return open holes that begin below ``end_offset``; raises FetchPending while they are unknown."""
         if self.manifest is None:
             raise self._unknown()
         return [hole for hole in self.manifest.all_holes() if hole.open and hole.start < end_offset]
 
     def _link_hashes(self, manifest: Manifest) -> None:
-        """The next segment names the hash of the one before it also when that one is only remote."""
+        """Give the log the hash of the last uploaded segment, which the next segment names."""
         log = self.log
         number = manifest.find(log.start) - 1
         if log.front_hash == NO_HASH and number >= 0 and manifest.entry(number).end_offset == log.start:
@@ -172,9 +172,9 @@ class PartitionTier:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, end: int, bytes_max: int) -> Chunk:
-        """Stored batches from ``offset``, which lies below the local start.
+        """Return stored batches from ``offset``, which is below the local start.
 
-        Raises FetchPending, OffsetOutOfRange below ``start``, StorageFailed if this host's disk fails.
+        Raises FetchPending, OffsetOutOfRange below ``start``, and StorageFailed if this host's disk fails.
         """
         start = self.start
         if not start <= offset < self.log.start:
@@ -211,11 +211,11 @@ class PartitionTier:
         return chunk
 
     def _between(self, manifest: Manifest, number: int, offset: int) -> Chunk:
-        """Where no object holds ``offset``: a hole, or records that the manifest says are lost."""
+        """Return an empty chunk at ``offset``, which no object holds: a hole, or lost records."""
         hole = manifest.hole_at(offset)
         if hole is not None:
             return Chunk(b"", offset, min(hole.end, self.log.start), hole=hole.kind)
-        if not self.confirmed:  # this host's copy of an older manifest: a newer one may name an object
+        if not self.confirmed:  # this is an older manifest, copied on this host; a newer one may differ
             raise self._unknown(lambda: self.confirmed)
         following = manifest.entry(number).base_offset if number < len(manifest) else self.log.start
         end = min([following, *(one.start for one in manifest.all_holes() if one.start > offset)])
@@ -238,7 +238,7 @@ class PartitionTier:
 
     def _need(self, segment: ColdSegment, missing: Missing, offset: int, now_ns: int) -> Ticket:
         if not segment.footer_there and missing.start >= segment.data_end:
-            # One round trip instead of two where it is known which bytes will be wanted.
+            # One request instead of two, because the needed bytes are known.
             if segment.size_bytes <= WHOLE_BYTES_MAX:
                 missing = Missing(0, segment.size_bytes)
             elif offset == segment.base_offset:
@@ -287,7 +287,7 @@ class PartitionTier:
             self._cache.ahead(segment, unasked, now_ns)
 
     def offset_at_time(self, time_us: int) -> int | None:
-        """First offset below the local start appended at or after ``time_us``; None: all are older."""
+        """Return the first offset below the local start from ``time_us`` on; None if all are older."""
         start = self.start
         manifest = self.manifest
         if manifest is None or start >= self.log.start:
@@ -315,11 +315,11 @@ class PartitionTier:
     # -- for people -------------------------------------------------------------------------------
 
     def unreadable(self) -> list[tuple[OffsetRange, DanubeError]]:
-        """Offsets whose objects cannot be read now, by the reads that were tried, and why."""
+        """Return offsets whose objects could not be read lately, with the errors."""
         return self._cache.unreadable(self.identity)
 
     def statistics(self) -> dict[str, Any]:
-        """Return where the parts of the partition lie; a key that once was here is never removed."""
+        """Return figures of the tier, for answers and metrics.  Keys are never removed from the map."""
         errors = [str(error) for _, error in self.unreadable()]
         pending = self.pending()
         return {
@@ -337,7 +337,7 @@ class PartitionTier:
         }
 
     def segments(self, after_offset: int) -> list[dict[str, Any]]:
-        """Uploaded segments with records at or above ``after_offset``, at most SEGMENTS_LISTED_MAX."""
+        """Return uploaded segments with records from ``after_offset`` on, at most SEGMENTS_LISTED_MAX."""
         manifest = self.manifest
         if manifest is None:
             raise self._unknown()
@@ -346,9 +346,9 @@ class PartitionTier:
         return [_described(self.identity, manifest.entry(number)) for number in listed]
 
     def pending(self) -> Pending:
-        """Return the data that is only on this host: all that no known manifest names.
+        """Return the data that is only on this host, i.e. that the known manifest does not name.
 
-        The owner counts it, because the mover may not run, not know the store, or be behind.
+        The owner computes it, because the mover may not run, not know the store, or be behind.
         """
         log, active = self.log, self.log.active
         end = max(self.uploaded_end, self.trimmed)

@@ -43,7 +43,6 @@ PRELOADED: Final = (
     "danube.app",
     "danube.broker.clustered.controller",
     "danube.broker.mover.mover",
-    "danube.broker.processes.controller_side",
     "danube.broker.tiers.restore",
     "danube.broker.worker.worker",
     "danube.cli.broker.start",

@@ -214,8 +214,6 @@ class SubscriptionHost:
             sent = self._dispatch_again(now_ns, rate.allowed(now_ns), bytes_max)
         if sent < bytes_max and (self.pending_new is not None or core.wants_records):
             sent += self._dispatch_new(now_ns, bytes_max - sent)
-        else:
-            self.next = core.next
         self.bytes_sent += sent
         self.deadline_ns = core.tick(now_ns, end)
         if limit and rate.allowed(now_ns) < 1:
@@ -250,7 +248,7 @@ class SubscriptionHost:
     def _dispatch_new(self, now_ns: int, bytes_max: int) -> int:
         """Send records that were never granted; return the bytes sent."""
         pending, self.pending_new = self.pending_new, None
-        start = self.next = self.core.next
+        start = self.core.next
         if pending is not None and not pending.ready() and self._pending_next == start:
             self.pending_new = pending
             return 0
@@ -262,14 +260,12 @@ class SubscriptionHost:
                 granted, size = self._grant_new(start, now_ns)
                 sent += size
                 before, start = start, self.core.next
-                self.next = start
                 if start == before and not granted:
                     break
                 if start >= self.hosted.core.high_watermark or not self.core.wants_records:
                     break
         except FetchPending as pending:
-            self.pending_new, self.next = pending, self.core.next
-            self._pending_next = self.next
+            self.pending_new, self._pending_next = pending, self.core.next
         return sent
 
     def _grant_new(self, start: int, now_ns: int) -> tuple[int, int]:

@@ -92,7 +92,6 @@ class Deliveries:
         if host is None:
             self._lossy[hosted] = None
         else:
-            host.next = host.core.next
             hosted.update_near(host)
             self._ask(host)
         self._schedule_turn()
@@ -111,7 +110,6 @@ class Deliveries:
         """Dispatch the subscriptions whose requested bytes have arrived, or whose holes have changed."""
         for host in hosted.subscriptions.values():
             if host.needs_dispatch:
-                host.next = host.core.next
                 hosted.update_near(host)
                 self._ask(host)
         self._schedule_turn()

@@ -363,7 +363,7 @@ class HostedPartition:
 
     def update_near(self, host: HostedSubscription) -> None:
         """Note after a dispatch whether the subscription is near, i.e. reads batches in memory."""
-        start = self.hot.start
+        start, host.next = self.hot.start, host.core.next
         if host.links and host.next >= (self.core.high_watermark if start < 0 else start):
             self.near[host] = None
         else:

@@ -145,11 +145,6 @@ class LockCount:
         """Return the current number; a read under an even number is valid as long as the number stays."""
         return self.words[0]
 
-    def held_since(self, number: int) -> bool:
-        """Whether the lock was held, or is, since ``number`` was read."""
-        now = self.words[0]
-        return now != number or now & 1 != 0
-
     def begin(self) -> None:
         """The caller holds the lock and has changed nothing yet."""
         number = self.words[0]
@@ -333,20 +328,19 @@ class LocalLog(Consensus):
 
     @property
     def changed(self) -> bool:
-        """Whether refresh() may find something."""
+        """Whether refresh() may find something; without changes of this object, whether the lock was held."""
         locks, looked_at = self._locks, self._looked_at
         if locks is None or self._changes:
             return True
-        return locks.words[0] != looked_at or looked_at & 1 != 0  # as held_since()
+        return locks.words[0] != looked_at or looked_at & 1 != 0
 
     def refresh(self) -> list[Change]:
         """Apply commands that any process committed; return all changes since the last refresh.
 
         Each change comes once, in order, own ones too.  Cheap (no system call) when there is none.
         """
-        locks = self._locks
-        if locks is None or locks.held_since(self._looked_at):
-            number = 1 if locks is None else locks.number
+        if self.changed:
+            number = 1 if self._locks is None else self._locks.number
             self._look()
             self._looked_at = number
         if not self._changes:

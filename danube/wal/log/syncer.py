@@ -186,7 +186,6 @@ class Syncer:
         self._call_on_loop = call_on_loop
         self._ready = threading.Condition()
         self._queue: list[tuple[Job, OnDone]] = []
-        self._owed_count = 0  # jobs whose outcome the loop has not heard
         self._stopping = False
         # Opened before anything is written, so that no error of a write goes by unseen.
         self._file_system = files.open_directory(directory) if directory is not None else -1
@@ -209,7 +208,6 @@ class Syncer:
             if self._stopping:
                 raise ClosedError("the syncer was stopped")
             self._queue += jobs
-            self._owed_count += len(jobs)
             self._ready.notify()
 
     def stop(self) -> None:
@@ -224,11 +222,6 @@ class Syncer:
             files.close(self._file_system)
             self._file_system = -1
 
-    @property
-    def busy(self) -> bool:
-        """Whether a job was submitted whose outcome the loop has not heard."""
-        return self._owed_count > 0
-
     def _work(self) -> None:
         while True:
             with self._ready:
@@ -241,8 +234,6 @@ class Syncer:
             self._call_on_loop(lambda outcomes=outcomes: self._deliver(outcomes))  # type: ignore[misc]
 
     def _deliver(self, outcomes: list[_Outcome]) -> None:
-        with self._ready:
-            self._owed_count -= len(outcomes)
         for on_done, job, error in outcomes:
             on_done(job, error)
 

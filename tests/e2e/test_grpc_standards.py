@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-from danube.server.proto import health_pb2, reflection_v1_pb2, reflection_v1alpha_pb2
+from danube.server.proto import health_pb2, reflection_v1_pb2, reflection_v1alpha
 from tests.broker_process import ROOT
 from tests.grpc_client import GrpcClient, GrpcError
 
@@ -82,7 +82,7 @@ def test_watch_of_an_unknown_service_can_be_left(shared_broker: Any) -> None:
         assert check.status == health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.parametrize("pb", [reflection_v1_pb2, reflection_v1alpha_pb2], ids=["v1", "v1alpha"])
+@pytest.mark.parametrize("pb", [reflection_v1_pb2, reflection_v1alpha], ids=["v1", "v1alpha"])
 def test_reflection_answers_while_the_call_is_open(shared_broker: Any, pb: Any) -> None:
     process = shared_broker()
     path = f"/{pb.DESCRIPTOR.package}.ServerReflection/ServerReflectionInfo"

@@ -20,7 +20,7 @@ from danube.server.proto import (
     SchemaRegistry_pb2,
     health_pb2,
     reflection_v1_pb2,
-    reflection_v1alpha_pb2,
+    reflection_v1alpha,
 )
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.calls import BrokerCalls
@@ -129,7 +129,7 @@ def _add_common(methods: dict[str, Method], broker: BrokerCalls) -> None:
     """Add health and reflection, which list the services of their port."""
     names = [*services_in(methods), "grpc.health.v1.Health"]
     methods.update(methods_of(_services(health_pb2)["Health"], Health(broker, names)))
-    for module in (reflection_v1_pb2, reflection_v1alpha_pb2):
+    for module in (reflection_v1_pb2, reflection_v1alpha):
         service = _services(module)["ServerReflection"]
         methods.update(methods_of(service, ServerReflection(module, names)))
 

@@ -21,7 +21,7 @@ from danube.server.proto import (
     SchemaRegistry_pb2,
     health_pb2,
     reflection_v1_pb2,
-    reflection_v1alpha_pb2,
+    reflection_v1alpha,
 )
 from danube.server.proto.pool import POOL
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROTO = ROOT / "danube/server/proto"
 OFFICIAL = ROOT / ".venv-official"
 MODULES = [
-    DanubeApi_pb2, SchemaRegistry_pb2, DanubeAdmin_pb2, health_pb2, reflection_v1_pb2, reflection_v1alpha_pb2,
+    DanubeApi_pb2, SchemaRegistry_pb2, DanubeAdmin_pb2, health_pb2, reflection_v1_pb2,
 ]  # fmt: skip
 
 # Newer than the client 0.5.0, whose protos were made before the broker served them.
@@ -233,7 +233,7 @@ def test_the_generated_code_runs_with_the_oldest_allowed_protobuf() -> None:
 
 def test_descriptors_do_not_enter_the_default_pool() -> None:
     default = descriptor_pool.Default()
-    for module in MODULES:
+    for module in [*MODULES, reflection_v1alpha]:
         assert POOL.FindFileByName(file_of(module).name) is module.DESCRIPTOR
         with pytest.raises(KeyError):
             default.FindFileByName(file_of(module).name)
@@ -335,7 +335,7 @@ def test_health_is_the_standard() -> None:
     assert dict(statuses.items()) == {"UNKNOWN": 0, "SERVING": 1, "NOT_SERVING": 2, "SERVICE_UNKNOWN": 3}
 
 
-@pytest.mark.parametrize("module", [reflection_v1_pb2, reflection_v1alpha_pb2], ids=["v1", "v1alpha"])
+@pytest.mark.parametrize("module", [reflection_v1_pb2, reflection_v1alpha], ids=["v1", "v1alpha"])
 def test_reflection_is_the_standard(module: ModuleType) -> None:
     name = "grpc.reflection." + module.DESCRIPTOR.name.removesuffix(".proto").partition("_")[2]
     file = file_of(module)
@@ -363,10 +363,3 @@ def test_reflection_is_the_standard(module: ModuleType) -> None:
         "ServiceResponse": {1: "name"},
         "ErrorResponse": {1: "error_code", 2: "error_message"},
     }  # fmt: skip
-
-
-def test_the_two_reflections_differ_in_their_package_alone() -> None:
-    alpha = (PROTO / "reflection_v1alpha.proto").read_text()
-    assert (
-        alpha.replace("reflection.v1alpha;", "reflection.v1;") == (PROTO / "reflection_v1.proto").read_text()
-    )

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from danube.errors import LimitExceeded, NotFound
-from danube.server.proto import DanubeApi_pb2, health_pb2, reflection_v1_pb2, reflection_v1alpha_pb2
+from danube.server.proto import DanubeApi_pb2, health_pb2, reflection_v1_pb2, reflection_v1alpha
 from danube.server.proto.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from danube.server.services import grpc_health, reflection
 from danube.server.services.grpc_health import Health
@@ -121,7 +121,7 @@ def test_watches_are_bounded_and_those_that_end_make_room(monkeypatch: pytest.Mo
 # -- reflection -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=[reflection_v1_pb2, reflection_v1alpha_pb2], ids=["v1", "v1alpha"])
+@pytest.fixture(params=[reflection_v1_pb2, reflection_v1alpha], ids=["v1", "v1alpha"])
 def pb(request: pytest.FixtureRequest) -> ModuleType:
     module: ModuleType = request.param
     return module

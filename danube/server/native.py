@@ -242,7 +242,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._buffer: ReceiveBuffer | None = None  # with the beginning of a frame, or with waiting frames
         self._received_bytes = 0
         self._output: list[bytes | memoryview] = []
-        self._output_bytes = 0
         self.welcomed = False
         self._placed = False  # it is welcomed, and stays with this worker
         self._owed = 0  # requests that are not answered yet, until it is placed

@@ -1,4 +1,4 @@
-"""Enums of the data protos and the words of the core, both ways.
+"""Enums of the data protos and the words of the core.
 
 A proto3 enum may have any number.  An unknown dispatch strategy means NonReliable, which promises the least.
 An unknown subscription type is refused, because a guess could deliver records to the wrong consumers.
@@ -10,7 +10,7 @@ from typing import Final
 
 from danube.core.dispatch.grants import Mode
 from danube.errors import InvalidArgument
-from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, DispatchStrategy, NonReliable, Reliable
+from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, Reliable
 
 _MODES: Final = {
     int(ConsumerRequest.Exclusive): Mode.EXCLUSIVE.label,
@@ -24,10 +24,6 @@ _TYPES: Final = {label: number for number, label in _MODES.items()}
 def reliable_of(dispatch_strategy: int) -> bool:
     """Whether a topic made with this strategy keeps its records."""
     return dispatch_strategy == Reliable
-
-
-def dispatch_strategy_of(reliable: bool) -> DispatchStrategy:
-    return Reliable if reliable else NonReliable
 
 
 def mode_of(subscription_type: int) -> str:

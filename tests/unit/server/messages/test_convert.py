@@ -1,4 +1,4 @@
-"""Enums of the data protos, both ways, and numbers that no enum has."""
+"""Enums of the data protos, and numbers that no enum has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from danube.core.dispatch.grants import Mode
 from danube.errors import InvalidArgument
-from danube.server.messages.convert import dispatch_strategy_of, mode_of, reliable_of, subscription_type_of
+from danube.server.messages.convert import mode_of, reliable_of, subscription_type_of
 from danube.server.proto.DanubeApi_pb2 import ConsumerRequest, ProducerRequest
 
 
@@ -33,7 +33,3 @@ def test_an_unknown_subscription_type_is_refused(number: int) -> None:
 def test_dispatch_strategies(number: int, reliable: bool) -> None:
     request = ProducerRequest.FromString(ProducerRequest(dispatch_strategy=number).SerializeToString())  # type: ignore[arg-type]
     assert reliable_of(request.dispatch_strategy) is reliable
-
-
-def test_delivery_modes_as_strategies() -> None:
-    assert (dispatch_strategy_of(False), dispatch_strategy_of(True)) == (0, 1)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.broker_process import ROOT
+
+
+class Build(NamedTuple):
+    version: str
+    environment: dict[str, str]  # in which ``python -m danube`` runs it
 
 
 def other_build(directory: Path, changes: Mapping[str, tuple[str, str]]) -> dict[str, str]:
@@ -27,4 +39,28 @@ def other_build(directory: Path, changes: Mapping[str, tuple[str, str]]) -> dict
         text = (ROOT / "danube" / path).read_text()
         assert text.count(old) == 1, f"{path} holds {old!r} {text.count(old)} times"
         (directory / "danube" / path).write_text(text.replace(old, new))
+    return _environment(directory)
+
+
+def named_build(directory: Path, name: str) -> Build | None:
+    """Return the build of a wheel, a commit or a tag; None where git does not know it."""
+    if name.endswith(".whl"):
+        with zipfile.ZipFile(name) as wheel:
+            wheel.extractall(directory)
+    else:
+        archive = subprocess.run(["git", "archive", name, "danube"], cwd=ROOT, capture_output=True)
+        if archive.returncode:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(directory, filter="data")
+    kernels = directory / "danube/core/kernels/__pycache__"
+    kernels.mkdir(exist_ok=True)
+    for kept in (ROOT / "danube/core/kernels/__pycache__").glob("*.kernels"):
+        shutil.copy(kept, kernels)  # used where they were made from the same sources
+    version = re.search(r'__version__ = "(.+)"', (directory / "danube/__init__.py").read_text())
+    assert version is not None
+    return Build(version[1], _environment(directory))
+
+
+def _environment(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(directory), "PYTHONSAFEPATH": "1"}

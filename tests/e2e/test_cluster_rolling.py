@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -20,10 +21,11 @@ from tests.broker_process import BrokerFailed, BrokerProcess, wait_until
 from tests.e2e.test_cluster_brokers import danube
 from tests.e2e.test_cluster_owners import Running
 from tests.following_clients import Following, FollowingConsumer, FollowingProducer
-from tests.other_build import other_build
+from tests.other_build import Build, named_build, other_build
 
 NATIVE = [f"/default/native-{number}" for number in range(3)]
 OFFICIAL = [f"/default/official-{number}" for number in range(2)]
+THIS = Build(__version__, {})
 NEW_VERSION = "0.999.0"
 # What a later version may add: to a greeting, to a message of the agreement, to a command.
 ZONE = '    zone: str = "a"\n'
@@ -113,16 +115,35 @@ async def native_load(cluster: BrokerCluster, work: Callable[[], None]) -> list[
 
 
 def test_a_cluster_is_replaced_by_a_newer_build_and_back_without_an_error(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
     newer = other_build(tmp_path / "newer", CHANGES)
-    with BrokerCluster(tmp_path, 3, arguments=["--storage", f"file://{tmp_path}/store"]) as cluster:
+    roll_there_and_back(tmp_path, THIS, Build(NEW_VERSION, newer))
+
+
+def test_a_cluster_goes_from_the_version_before_to_this_one_and_back(tmp_path: Path) -> None:
+    """Wheels, commits or tags that DANUBE_EARLIER and DANUBE_LATER name; else the commit before and this."""
+    name, later_name = (os.environ.get(name, "") for name in ("DANUBE_EARLIER", "DANUBE_LATER"))
+    earlier = named_build(tmp_path / "earlier", name or "HEAD^")
+    later = named_build(tmp_path / "later", later_name) if later_name else THIS
+    if earlier is None and not name:
+        pytest.skip("git has no commit before this one; DANUBE_EARLIER names a wheel")
+    assert earlier is not None and later is not None, f"git knows no {name} or no {later_name}"
+    roll_there_and_back(tmp_path, earlier, later)
+
+
+def roll_there_and_back(tmp_path: Path, older: Build, newer: Build) -> None:
+    """Three brokers of the older build are replaced one by one, and back again, under load."""
+    (tmp_path / "store").mkdir()
+    cluster = BrokerCluster(tmp_path, 3, arguments=["--storage", f"file://{tmp_path}/store"])
+    for broker in cluster.brokers:
+        broker.environment = older.environment
+    with cluster:
         with sync.connect(cluster.brokers[0].address) as client:
             for topic in (*NATIVE, *OFFICIAL):
                 client.admin.create_topic(topic)
-        older, took_s = cluster.brokers[0].environment, []
+        took_s = []
 
         def roll() -> None:
-            for version, environment in ((NEW_VERSION, newer), (__version__, older)):
+            for version, environment in (newer, older):
                 for broker in cluster.brokers:
                     began_s = time.monotonic()
                     replace(cluster, broker, environment)

@@ -93,7 +93,7 @@ class Live:
         return found
 
     def settings(self) -> Any:
-        return compact.read_job_options("compact", self.options, compact.READERS).settings
+        return compact.read_job_options(self.options, compact.READERS).settings
 
     def objects(self) -> int:
         place = open_place(self.options["storage"], self.settings())
@@ -319,7 +319,7 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
         compact.run({"storage": f"file://{tmp_path}", "install": "live"})
     with pytest.raises(InvalidArgument, match="exclude each other"):
         compact.run({"storage": f"file://{tmp_path}", "install": "offline", "broker": "danube://x:1"})
-    with pytest.raises(InvalidArgument, match="none, offline or live"):
+    with pytest.raises(InvalidArgument, match="one of none, offline, live"):
         compact.run({"storage": f"file://{tmp_path}", "install": "now"})
 
 

@@ -413,7 +413,7 @@ def test_a_rate_is_for_all_lanes(given: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "what"),
     [
-        ({"toTopc": "x"}, InvalidArgument, "no option toTopc"),
+        ({"toTopc": "x"}, InvalidArgument, "did you mean toTopic"),
         ({"to": ""}, InvalidArgument, "where the records go is not known"),
         ({"toDirectory": "/tmp/x"}, InvalidArgument, "both a topic and a directory"),
         ({"toTopic": "nowhere"}, InvalidName, "nowhere"),

@@ -59,7 +59,7 @@ def test_a_store_on_s3(spark: Any, directory: Path, s3_server: Any) -> None:
         "storage": f"s3://{bucket}/history", "s3.endpoint": s3_server.endpoint, "s3.region": "us-east-1",
         "s3.access_key": s3_server.access_key, "s3.secret_key": s3_server.secret_key,
     }  # fmt: skip
-    place = validate.read_job_options("validate", options, validate.READERS).place()
+    place = validate.read_job_options(options, validate.READERS).place()
     assert isinstance(place, StorePlace)
     store = place.store()
     put_history(store, directory)

@@ -49,6 +49,7 @@ class Chunk:
 
     @cached_property
     def places(self) -> list[Place]:
+        """Return all batches of the chunk, in offset order."""
         places = []
         position = 0
         data = self.data
@@ -104,6 +105,7 @@ class Chunk:
 
     @cached_property
     def view(self) -> memoryview:
+        """Return all bytes of the chunk."""
         return memoryview(self.data)
 
     def find(self, offset: int) -> int:
@@ -111,9 +113,11 @@ class Chunk:
         return max(bisect_right(self._bases, offset) - 1, 0)
 
     def header(self, place: Place) -> BatchHeader:
+        """Return the header of one batch."""
         return read_header(self.data, place.position)
 
     def batch(self, place: Place) -> memoryview:
+        """Return the bytes of one batch."""
         return self.view[place.position : place.position + place.size]
 
     @cached_property
@@ -227,6 +231,7 @@ class HotBatches:
         self.start = -1  # offset of the first record in memory; -1 if there is none
 
     def add(self, base_offset: int, end_offset: int, batch: bytes) -> None:
+        """Append a batch; drop the oldest beyond the limit of bytes, and all if the batch leaves a gap."""
         batches = self._batches
         if batches and batches[-1][1] != base_offset:
             self.clear()
@@ -274,6 +279,7 @@ class HotBatches:
             self.start = -1
 
     def clear(self) -> None:
+        """Drop all batches."""
         self._batches.clear()
         self.size_bytes = 0
         self.start = -1

@@ -431,10 +431,12 @@ class SubscriptionHost:
         return f"waiting_for_store: {pending.why}" if pending.why else "waiting_for_store"
 
     def cursor_blob(self) -> bytes:
+        """Return the cursor, encoded for the cursor file."""
         state: CursorState = self.core.cursor_state()
         return state.encode()
 
     def statistics(self, now_ns: int) -> dict[str, Any]:
+        """Return figures of the subscription: its progress, its state and its consumers."""
         core = self.core
         return {
             **core.statistics(),

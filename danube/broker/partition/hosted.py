@@ -146,6 +146,7 @@ class HostedPartition:
 
     @property
     def reliable(self) -> bool:
+        """Return whether the partition has a log; otherwise records are only in memory."""
         return self.log is not None
 
     @property
@@ -403,6 +404,7 @@ class HostedPartition:
     # -- subscriptions ----------------------------------------------------------------------------
 
     def subscription(self, name: str) -> HostedSubscription:
+        """Return the reliable subscription of this name; raises SubscriptionNotFound."""
         try:
             return self.subscriptions[name]
         except KeyError:
@@ -542,6 +544,7 @@ class HostedPartition:
         return list(dict.fromkeys(found))[:UNREADABLE_TOLD_MAX]
 
     def statistics(self) -> dict[str, Any]:
+        """Return figures of the partition: its ends, holes, damage, producers and subscriptions."""
         core = self.core
         log = self.log
         tier = self.tier

@@ -57,6 +57,7 @@ class LossyHost:
         return False
 
     def statistics(self, now_ns: int) -> dict[str, Any]:
+        """Return figures of the subscription and its consumers."""
         return {
             **self.core.statistics(),
             "consumer_names": names_of(self.links.values()),

@@ -77,6 +77,7 @@ class PartitionTier:
 
     @property
     def log(self) -> Log:
+        """Return the partition's log; a tier exists only for a partition with one."""
         log = self.hosted.log
         if log is None:
             broken("a partition without a log has a cold tier", partition=self.hosted.name)

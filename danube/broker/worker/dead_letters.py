@@ -252,6 +252,7 @@ class DeadLetters(RoutedSession):
     # -- answers ----------------------------------------------------------------------------------
 
     def send(self, *parts: bytes | memoryview) -> None:
+        """Take the owner's answers to the frames of this session."""
         frames = b"".join(parts)
         for frame in FrameDecoder().frames(frames, 0, len(frames)):
             self._on_answer(frame, frames)

@@ -75,6 +75,7 @@ class Housekeeping:
         self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
+        """Start all timers, and open the partitions on disk one after another."""
         reserve.keep(self._worker.data_dir / f"reserve-{self._worker.index}")
         self._every(TICK_S, self._tick)
         self._every(self._sync_s, self._sync)
@@ -85,6 +86,7 @@ class Housekeeping:
         self._sweep_directories()
 
     def stop(self) -> None:
+        """Stop all timers; a running one is the last."""
         self._stopped = True
 
     def _every(self, interval_s: float, action: Callable[[], None]) -> None:

@@ -53,6 +53,7 @@ class Measuring:
         self._chosen_for = (-1, -1)
 
     def on_frame(self, frame: Frame) -> None:
+        """Begin an answer to a request of the metrics process; it replaces an unfinished one."""
         if frame["kind"] == "measure":
             self._asked = frame["id"]
             self._go_on(self._asked, self._measure(frame["topics_max"]))

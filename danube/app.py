@@ -174,11 +174,11 @@ async def _cluster_joined(
 
     If that takes longer, connecting clients get an error that names the reason.
     """
-    from danube.broker.worker.worker import METADATA_DIRECTORY
+    from danube.broker.processes.directories import METADATA
     from danube.cluster.control.cluster_log import agreed_copy_exists
     from danube.server.waiting_room import WaitingRoom
 
-    directory = context.settings.data_dir / METADATA_DIRECTORY
+    directory = context.settings.data_dir / METADATA
     loop = asyncio.get_running_loop()
     began_s, room = loop.time(), None
     try:

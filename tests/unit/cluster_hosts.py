@@ -13,13 +13,14 @@ import numpy as np
 
 from danube.broker.mover.copies import put_cursors
 from danube.broker.mover.returning import Memory, Outcome, asides, give_back, newest_manifest
-from danube.broker.tiers.inheritance import LOG_EPOCHS, Heir, Inherited, inherit, set_aside
+from danube.broker.tiers.inheritance import Heir, Inherited, inherit, set_aside
 from danube.core.batch.format import read_header
 from danube.core.cluster.commands import Reservation
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import Mode
 from danube.core.dispatch.holed import HoledSubscription
 from danube.core.partition.policy import FailurePolicy
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.wal.log.cursors import CursorStore
 from danube.wal.log.log import Log
 from danube.wal.segments.holes import HoleKind

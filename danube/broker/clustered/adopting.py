@@ -24,7 +24,7 @@ from danube.broker.processes.copied import settle_place
 from danube.broker.processes.data_dir import DataDir
 from danube.broker.processes.directories import PARTITIONS
 from danube.broker.processes.unbroken import Since
-from danube.broker.tiers.inheritance import LOG_EPOCHS, KeptOwner, write_owner
+from danube.broker.tiers.inheritance import KeptOwner, write_owner
 from danube.broker.tiers.restore import finish_restore
 from danube.cluster.control.node import METADATA_DIRECTORY
 from danube.cluster.control.recovery import STAGING, Plan, adopt, finish_adoption
@@ -35,6 +35,7 @@ from danube.core.cluster.ownership import Place
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
 from danube.core.placement.adopted import adopted, adoption_epoch, kept_partitions
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import NotFound, StorageFailed, WrongState
 from danube.host import telemetry
 from danube.wal.log.log import LogOptions

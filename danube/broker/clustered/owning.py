@@ -6,7 +6,7 @@ Taken:    the worker requests another epoch for a partition that the broker owns
           and after the broker's lease had ended.  Without a lease it requests none.
 Lost:     another broker owns the partition, or none does.
 
-The log's epoch is the ownership's epoch times REOPENS_PER_INCARNATION, plus one for each time that the same
+The log's epoch is the ownership's epoch times LOG_EPOCHS, plus one for each time that the same
 worker opens the log anew.  So it grows with every owner, every worker and every reopening.
 """
 
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.core.cluster.commands import AssignPartitions, ReleasePartitions
 from danube.core.cluster.ownership import EPOCH_MAX
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.placement.workers import owner_of
 from danube.errors import DanubeError, LimitExceeded, Unavailable
 from danube.host import clock, telemetry
@@ -91,7 +91,7 @@ class Owning:
 
     def log_epoch(self, place: Place) -> int:
         """Return the first epoch of a log that is opened now; 0 if it may not be opened."""
-        return self._epochs.get(place, 0) * REOPENS_PER_INCARNATION
+        return self._epochs.get(place, 0) * LOG_EPOCHS
 
     def grant(self, place: Place, epoch: int) -> None:
         """Note that the broker became the owner, or got another epoch.
@@ -102,7 +102,7 @@ class Owning:
         if not self._asking:
             return
         error: DanubeError | None = None
-        if epoch < EPOCH_MAX // REOPENS_PER_INCARNATION:
+        if epoch < EPOCH_MAX // LOG_EPOCHS:
             self._epochs[place] = epoch
         else:
             error = LimitExceeded("the partition had too many owners", epoch=epoch)

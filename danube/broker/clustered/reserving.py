@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.core.cluster.commands import ReserveOffsets
 from danube.core.partition.partition import OffsetBudget
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import DanubeError
 from danube.host import telemetry
 
@@ -68,7 +68,7 @@ class Reserving:
             self._propose(hosted, end, lambda error: None, last=True)
 
     def _propose(self, hosted: HostedPartition, end: int, then: Then, *, last: bool = False) -> None:
-        epoch = hosted.core.epoch // REOPENS_PER_INCARNATION
+        epoch = hosted.core.epoch // LOG_EPOCHS
         command = ReserveOffsets(
             broker_id=self._directory.broker_id,
             partitions=((hosted.topic_id, hosted.index, epoch, end),),

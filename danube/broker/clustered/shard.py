@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.clustered.leaving import Leaving
 from danube.broker.partition.opening import ANY_EPOCH, after_cut, lost_before, partition_directory
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION, Shard
+from danube.broker.shard.shard import Shard
 from danube.core.cluster.ownership import DELETED
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import DanubeError, OwnerMoved, TopicNotFound, Unavailable, broken
 from danube.host import clock, telemetry
 from danube.wal.segments.segment import log_id_of_topic
@@ -316,7 +317,7 @@ class ClusterShard(Shard):
             "topic_id": record.topic_id, "partition": index, "topic": record.topic, "epoch": epoch,
             "directory": str(partition_directory(self._root, record.topic_id, index)),
             "log_id": log_id_of_topic(record),
-            "broker_id": self._directory.broker_id, "owner_epoch": epoch // REOPENS_PER_INCARNATION,
+            "broker_id": self._directory.broker_id, "owner_epoch": epoch // LOG_EPOCHS,
             "incarnation": self._incarnation, "lost_before": lost_before(self.unbroken_since, record),
             "reserved_end": known.end, "reserved_broker_id": known.broker_id,
             "reserved_epoch": known.epoch, "closed": known.closed,
@@ -340,7 +341,7 @@ class ClusterShard(Shard):
         Offsets of other logs are reserved, and inheritance continues behind the reservation.
         """
         epoch = self._owning.log_epoch((record.topic_id, index))
-        if self.tiers is not None or epoch < 2 * REOPENS_PER_INCARNATION:  # it never had an owner before
+        if self.tiers is not None or epoch < 2 * LOG_EPOCHS:  # it never had an owner before
             return None
         return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
 
@@ -363,7 +364,7 @@ class ClusterShard(Shard):
         if self.tiers is None or not record.policy.reliable:
             return None
         place = record.topic_id, index
-        return self._reserving.budget(place, self._owning.log_epoch(place) // REOPENS_PER_INCARNATION)
+        return self._reserving.budget(place, self._owning.log_epoch(place) // LOG_EPOCHS)
 
     def _open_hosted(self, name: str, then: Then) -> None:
         """Open the partition; if it is being given away, hold the request until the new owner is known."""
@@ -392,7 +393,7 @@ class ClusterShard(Shard):
 
     def _epoch_of(self, record: TopicRecord, index: int) -> int:
         epoch = self._owning.log_epoch((record.topic_id, index))
-        if epoch % REOPENS_PER_INCARNATION or not epoch:
+        if epoch % LOG_EPOCHS or not epoch:
             broken("a partition is opened that is not owned", topic=record.topic, partition=index)
         if self.storage.reopening(partition_directory(self._root, record.topic_id, index)):
             broken("a log is opened twice at a time", topic=record.topic, partition=index)

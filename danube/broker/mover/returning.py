@@ -35,7 +35,6 @@ import msgspec
 
 from danube.broker.mover.copies import Mover
 from danube.broker.tiers.inheritance import (
-    LOG_EPOCHS,
     RETURNING,
     KeptOwner,
     last_log_epoch,
@@ -43,6 +42,7 @@ from danube.broker.tiers.inheritance import (
     set_aside,
 )
 from danube.core.partition.tier_plan import LocalSegment
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import Damage, DanubeError, ObjectMissing, StorageFailed, StoreDamaged
 from danube.host import telemetry
 from danube.wal.log.log import Log

@@ -15,7 +15,7 @@ from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.partition import OffsetBudget, Partition, ReservedPartition
 from danube.core.partition.policy import Durability
-from danube.core.placement.recovered import recovery_of
+from danube.core.placement.recovered import LOG_EPOCHS, recovery_of
 from danube.errors import DanubeError, StorageFailed
 from danube.host import telemetry
 from danube.limits import UNSYNCED_RECORDS_MAX
@@ -26,7 +26,6 @@ from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.segments.segment import log_id_of_topic
 
 _log = telemetry.events("opening")
-LOG_EPOCHS = 256  # of each incarnation; see danube.broker.shard.shard
 ANY_EPOCH = 1 << 32  # above all epochs of logs
 CHECKPOINT_SCANNED_BYTES = 8 * 1024 * 1024
 

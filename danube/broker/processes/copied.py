@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from danube.broker.processes.data_dir import DataDir
-from danube.broker.processes.directories import EPOCHS_PER_INCARNATION
+from danube.broker.processes.directories import METADATA
 from danube.cluster.log import log_file
 from danube.cluster.log.local_log import LocalLog
-from danube.core.placement.recovered import INCARNATIONS_AHEAD, History, recovered
+from danube.core.placement.recovered import INCARNATIONS_AHEAD, LOG_EPOCHS, History, recovered
 from danube.errors import StorageFailed
 from danube.host import files, telemetry
 from danube.host.clock import wall_us
@@ -69,12 +69,12 @@ def begin_history(data: DataDir, why: str) -> History:
 
     Can be repeated after a crash.  Raises Damage for metadata that cannot be read, StorageFailed.
     """
-    path = data.path / "metadata" / "metadata.log"
+    path = data.path / METADATA / "metadata.log"
     with LocalLog(path.parent, create=False) as log:
         state = log.state.copy()
     try:
         first = data.skip_incarnations(INCARNATIONS_AHEAD) + 1
-        history = History(uuid.uuid4().hex, wall_us(), first * EPOCHS_PER_INCARNATION, why)
+        history = History(uuid.uuid4().hex, wall_us(), first * LOG_EPOCHS, why)
         files.replace_durably(path, log_file.new_file(1, recovered(state, history).snapshot()))
     except OSError as error:
         raise StorageFailed(f"{path} cannot be written", why=str(error)) from error
@@ -84,7 +84,7 @@ def begin_history(data: DataDir, why: str) -> History:
 def settle_place(data: DataDir) -> History | None:
     """Return the history that begins because the directory is a copy, or None; at a start, under the lock."""
     history = None
-    if copied(data.path) and (data.path / "metadata" / "metadata.log").exists():
+    if copied(data.path) and (data.path / METADATA / "metadata.log").exists():
         history = begin_history(data, "the data directory was put back from a copy")
         _log.warning(
             "this data directory is a copy: offsets go on far ahead, so that none is given twice",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from danube.broker.processes.removing import SUFFIX as REMOVED_SUFFIX
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import DanubeError
 from danube.wal.recovery.mark import FILE_NAME as MARK_NAME
 from danube.wal.recovery.mark import read_mark
@@ -20,8 +21,7 @@ from danube.wal.tier.manifest import Manifest
 
 PARTITIONS: Final = "partitions"
 COPY_NAME: Final = "manifest"
-EPOCHS_PER_INCARNATION: Final = 256  # of a log: one more each time that a worker opens it anew
-_METADATA: Final = "metadata"
+METADATA: Final = "metadata"
 _METADATA_NAMES: Final = ("metadata.log", "metadata.new", "metadata.lock")
 
 
@@ -32,7 +32,7 @@ def partition_names(data_dir: Path) -> list[str]:
 
 def strangers(data_dir: Path) -> list[Path]:
     """Return paths among Danube's directories and files that are not Danube's; raises OSError."""
-    places = (data_dir / PARTITIONS, data_dir / _METADATA)
+    places = (data_dir / PARTITIONS, data_dir / METADATA)
     found = [place / name for place in places for name in _names(place)]
     return [path for path in found if not _of_partition(path.name) and path.name not in _METADATA_NAMES]
 
@@ -52,7 +52,7 @@ def highest_incarnation(data_dir: Path) -> int:
     for directory in (data_dir / PARTITIONS / name for name in partition_names(data_dir)):
         for name in _names(directory):
             epochs += _epochs_in(directory, name)
-    return max(epochs) // EPOCHS_PER_INCARNATION
+    return max(epochs) // LOG_EPOCHS
 
 
 def _epochs_in(directory: Path, name: str) -> list[int]:

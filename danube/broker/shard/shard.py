@@ -43,6 +43,7 @@ from danube.broker.shard.admin import (
 from danube.broker.shard.storage import Storage
 from danube.broker.traffic import TrafficCounters
 from danube.core.metadata.commands import TopicRecord
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import (
     Admin,
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from danube.wal.segments.local_holes import OffsetJump
 
 _log = telemetry.events("shard")
-REOPENS_PER_INCARNATION = 256
 _ACK_RANGE_BYTES = 16
 _SYNC = int(FrameFlag.SYNC)
 PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
@@ -122,7 +122,7 @@ class Shard:
         self.ahead_of = ahead_of
         self._root = root
         self._incarnation = incarnation
-        self._epoch = incarnation * REOPENS_PER_INCARNATION
+        self._epoch = incarnation * LOG_EPOCHS
         self._find_topic = find_topic
         self._log_options = log_options
         self._executor = executor
@@ -473,7 +473,7 @@ class Shard:
     def reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
         # The next epoch, or the last of this incarnation as often as is needed: recovery takes every file for
         # a former owner's, and the thread that drops a spare is the one that makes the next.
-        epoch = min(hosted.core.epoch + 1, hosted.core.epoch | REOPENS_PER_INCARNATION - 1)
+        epoch = min(hosted.core.epoch + 1, hosted.core.epoch | LOG_EPOCHS - 1)
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
             hosted.budget, self.ahead_of(hosted.topic_id),

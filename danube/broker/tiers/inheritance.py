@@ -31,6 +31,7 @@ import msgspec
 
 from danube.broker.tiers.restore import restore_cursors, restore_producers
 from danube.core.cluster.commands import Reservation
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.errors import Damage, ObjectMissing, StorageFailed, StoreUnavailable
 from danube.host import files, telemetry
 from danube.wal.recovery.carry import create_empty
@@ -40,7 +41,6 @@ from danube.wal.tier.hole_changes import holing
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.uploader import Ownership, Uploader
 
-LOG_EPOCHS: Final = 256  # of a log in one epoch of its ownership; see danube.broker.shard.shard
 OWNER_FILE: Final = "owner"
 RETURNING: Final = "returning"
 INHERITING: Final = "inheriting"

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from danube.broker.processes.data_dir import DataDir
-from danube.broker.processes.directories import EPOCHS_PER_INCARNATION, partition_names
+from danube.broker.processes.directories import partition_names
 from danube.cluster.log import log_file
 from danube.core.batch.columns import scan
 from danube.core.batch.format import BatchHeader, read_header
@@ -36,7 +36,7 @@ from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.partition import Partition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.placement.recovered import INCARNATIONS_AHEAD, History, recovered
+from danube.core.placement.recovered import INCARNATIONS_AHEAD, LOG_EPOCHS, History, recovered
 from danube.errors import Damage, ObjectMissing, StorageFailed, StoreDamaged, WrongState
 from danube.host import files, telemetry
 from danube.host.clock import wall_us
@@ -116,7 +116,7 @@ def finish_restore(data_dir: Path) -> bool:
     data = DataDir(data_dir)
     try:
         shutil.rmtree(data_dir / WITNESSES, ignore_errors=True)  # of logs that were there before
-        data.advance_incarnation(done.epoch // EPOCHS_PER_INCARNATION)
+        data.advance_incarnation(done.epoch // LOG_EPOCHS)
         for name in ("partitions", "metadata"):
             if (staging / name).is_dir():
                 _take_over(staging / name, data_dir / name)
@@ -225,9 +225,9 @@ def _stage(
     with ThreadPoolExecutor(THREADS, thread_name_prefix="danube-restore") as pool:
         found = list(pool.map(lambda job: _restore_partition(store, staging / "partitions", *job), jobs))
     files.fsync_directory(staging / "partitions")
-    epoch = max((one.epoch for one in found), default=0) + INCARNATIONS_AHEAD * EPOCHS_PER_INCARNATION
+    epoch = max((one.epoch for one in found), default=0) + INCARNATIONS_AHEAD * LOG_EPOCHS
     history = History(
-        uuid.uuid4().hex, wall_us(), (epoch // EPOCHS_PER_INCARNATION + 1) * EPOCHS_PER_INCARNATION,
+        uuid.uuid4().hex, wall_us(), (epoch // LOG_EPOCHS + 1) * LOG_EPOCHS,
         "restored from the object store",
     )  # fmt: skip
     files.make_directory(staging / "metadata")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from danube.broker.processes.directories import PARTITIONS
 from danube.broker.processes.removing import SUFFIX, put_aside, remove_directory
 from danube.broker.tiers.inheritance import RETURNING
 from danube.broker.tiers.retention import expired_end
@@ -186,7 +187,7 @@ class Housekeeping:
     def _sweep_directories(self) -> None:
         """Open this worker's partitions, so that they recover and expire; remove those of deleted topics."""
         worker = self._worker
-        root, witnesses = worker.data_dir / "partitions", worker.data_dir / WITNESSES
+        root, witnesses = worker.data_dir / PARTITIONS, worker.data_dir / WITNESSES
         places = (root, witnesses) if worker.cluster is None else (root,)
         known = [path for path in places if path.is_dir()]
         state = worker.metadata.state

@@ -26,7 +26,7 @@ from danube.broker.operations.proposals import Proposals, open_metadata
 from danube.broker.partition.opening import ahead_of
 from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
-from danube.broker.processes.directories import partition_names
+from danube.broker.processes.directories import METADATA, PARTITIONS, partition_names
 from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.broker.routing.router import Router, find_topic
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import TopicRecord
 
 _log = telemetry.events("worker")
-PARTITIONS_DIRECTORY = "partitions"
-METADATA_DIRECTORY = "metadata"
 CACHE_DIRECTORY = "cache"
 _TURNS = int(Counter.TURNS)
 YIELDED_NS_MAX = 2_000_000  # a longer yield: some other process kept the processor
@@ -86,9 +84,9 @@ class Worker:
         self.executor = ThreadPoolExecutor(2, thread_name_prefix="danube-disk")
         self.channel = context.channel()
         # If there are partitions on disk, a missing metadata log is a loss to report, not a first start.
-        partitions = self.data_dir / PARTITIONS_DIRECTORY
+        partitions = self.data_dir / PARTITIONS
         partitions.mkdir(mode=0o700, exist_ok=True)
-        place = self.data_dir / METADATA_DIRECTORY, context.controller_address
+        place = self.data_dir / METADATA, context.controller_address
         self.metadata = open_metadata(*place, create=not partition_names(self.data_dir))
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.resize(descriptors_allowed())

@@ -42,6 +42,7 @@ KEY: Final = "/cluster/recovered"
 OFFSETS_PER_SECOND: Final = 1 << 24  # more than any partition gives in the long run
 HISTORIES_SINCE_US: Final = 1_767_225_600_000_000  # 2026
 INCARNATIONS_AHEAD: Final = 1 << 14
+LOG_EPOCHS: Final = 256  # of one log in one incarnation of its worker, or one epoch of its owner in a cluster
 COMMANDS_AHEAD: Final = 1 << 32
 IDS_AHEAD: Final = 1 << 32
 IDS_PER_SECOND: Final = 1 << 10

@@ -15,7 +15,7 @@ from danube.broker.clustered.controller import check_cluster
 from danube.broker.processes import unbroken
 from danube.broker.processes.copied import begin_history, note_place
 from danube.broker.processes.data_dir import DataDir
-from danube.broker.tiers.inheritance import LOG_EPOCHS, Heir, inherit, read_owner
+from danube.broker.tiers.inheritance import Heir, inherit, read_owner
 from danube.cluster.control.recovery import Plan, recover, unfinished
 from danube.cluster.log.local_log import LocalLog
 from danube.cluster.log.node_files import MEMBER, NodeRecord, load_node, store_node
@@ -25,7 +25,7 @@ from danube.config.loading import load
 from danube.core.metadata.commands import CreateTopic
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
-from danube.core.placement.recovered import OFFSETS_AHEAD, recovery_of, reservation_of
+from danube.core.placement.recovered import LOG_EPOCHS, OFFSETS_AHEAD, recovery_of, reservation_of
 from danube.errors import AlreadyRunning, Damage, NotFound, WrongState
 from danube.wal.log.log import Log, LogIdentity
 from danube.wal.stores.memory import MemoryStore

@@ -20,7 +20,6 @@ from danube.broker.partition.opening import lost_before
 from danube.broker.processes.lease import SharedLease
 from danube.broker.processes.unbroken import Since
 from danube.broker.shard import shard
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.cluster.log.local_log import LocalLog
 from danube.core.cluster.commands import (
     AssignPartitions,
@@ -33,6 +32,7 @@ from danube.core.cluster.commands import (
 from danube.core.metadata.commands import Command, CreateTopic, DeleteTopic, TopicDeleted, TopicRecord
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol.native import Kind
 from danube.errors import (
     ClosedError,
@@ -161,7 +161,7 @@ def test_only_the_owner_opens_and_the_log_has_the_epoch_of_the_ownership(bench: 
     bench.commit(ReleasePartitions(broker_id=THEIRS, partitions=((*bench.place, 1),)))
     bench.assign(OURS)
     assert open_and_publish(bench) == [Kind.PRODUCER_OPENED, Kind.PUBLISHED]
-    assert bench.hosted.core.epoch == 2 * REOPENS_PER_INCARNATION
+    assert bench.hosted.core.epoch == 2 * LOG_EPOCHS
 
 
 def test_what_is_assigned_before_the_lease_is_heard_of_is_opened_once_it_is(bench: ClusterBench) -> None:
@@ -215,7 +215,7 @@ def test_after_the_lease_nothing_is_written_or_answered_and_all_is_taken_anew(be
     assert bench.silences == 1
     bench.hold()  # nobody took it meanwhile
     assert bench.epoch == 2 and open_and_publish(bench)[-1] == Kind.PUBLISHED
-    assert bench.hosted.core.epoch == 2 * REOPENS_PER_INCARNATION
+    assert bench.hosted.core.epoch == 2 * LOG_EPOCHS
     assert [offset for offset, _ in bench.stored()] == [0, 1]
 
 
@@ -525,7 +525,7 @@ def test_what_was_taken_over_is_opened_again_until_it_is_open(
     bench.shard.tick()
     bench.executor.step()
     bench.shard.tick()
-    assert bench.hosted.core.epoch == 2 * REOPENS_PER_INCARNATION
+    assert bench.hosted.core.epoch == 2 * LOG_EPOCHS
 
 
 def test_what_is_on_this_host_only_goes_on_behind_a_hole_after_the_end_of_the_machine(

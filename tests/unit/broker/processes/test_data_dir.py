@@ -12,9 +12,8 @@ import pytest
 from danube.broker.operations.proposals import open_metadata
 from danube.broker.processes.data_dir import BrokerState, DataDir
 from danube.broker.processes.supervisor import Refusal
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION
 from danube.cluster.log.local_log import LocalLog
-from danube.core.placement.recovered import INCARNATIONS_AHEAD
+from danube.core.placement.recovered import INCARNATIONS_AHEAD, LOG_EPOCHS
 from danube.errors import Damage, LimitExceeded, StorageFailed, StorageIncompatible
 from danube.host import files, telemetry
 from tests.fakes.broker_state import broker_state
@@ -117,7 +116,7 @@ def test_the_last_number_is_one_that_a_log_has_epochs_for(tmp_path: Path) -> Non
     data = DataDir(tmp_path)
     data.advance_incarnation((1 << 24) - 3)
     last = data.next_incarnations(2) + 1
-    assert last * REOPENS_PER_INCARNATION + REOPENS_PER_INCARNATION - 1 == (1 << 32) - 1
+    assert last * LOG_EPOCHS + LOG_EPOCHS - 1 == (1 << 32) - 1
     with pytest.raises(LimitExceeded) as raised:
         data.next_incarnations(1)
     assert "16777215 times" in raised.value.what and str(tmp_path) in raised.value.what and raised.value.hint

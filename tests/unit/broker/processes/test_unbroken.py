@@ -11,7 +11,7 @@ import pytest
 
 from danube.broker.processes import unbroken
 from danube.broker.processes.unbroken import Since, begin, end
-from danube.broker.shard.shard import REOPENS_PER_INCARNATION
+from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.host import files
@@ -120,7 +120,7 @@ def test_the_place_names_boot_and_mount(tmp_path: Path, monkeypatch: pytest.Monk
 def opened(root: Path, incarnation: int, lost_before: int, **policy: Any) -> Bench:
     """A worker of a later start; what was written before ``lost_before`` may have been lost."""
     bench = Bench(root, **policy)
-    bench.shard._epoch = incarnation * REOPENS_PER_INCARNATION
+    bench.shard._epoch = incarnation * LOG_EPOCHS
     bench.shard.unbroken_since = Since(lost_before, lost_before)
     bench.shard.open(TOPIC, lambda outcome: None)
     return bench
@@ -231,9 +231,9 @@ def test_fsync_topics_and_later_topics_leave_nothing_out(tmp_path: Path) -> None
 def test_a_copy_that_is_put_back_after_a_cut_goes_far_ahead(tmp_path: Path) -> None:
     filled(tmp_path)
     bench = Bench(tmp_path)
-    bench.shard._epoch = 7 * REOPENS_PER_INCARNATION
+    bench.shard._epoch = 7 * LOG_EPOCHS
     bench.shard.unbroken_since = Since(5, 5)
-    bench.shard.ahead_of = lambda topic_id: OffsetJump(4 * REOPENS_PER_INCARNATION, 4, "a copy")
+    bench.shard.ahead_of = lambda topic_id: OffsetJump(4 * LOG_EPOCHS, 4, "a copy")
     bench.shard.open(TOPIC, lambda outcome: None)
     assert bench.hosted.core.log_end > 1 << 40
     bench.shard.close()
@@ -250,7 +250,7 @@ def test_a_crash_while_it_is_opened_gives_no_offset_twice(
     failing.arm(step, errno.EIO)
     opened_to: list[Any] = []
     bench = Bench(tmp_path)
-    bench.shard._epoch = 5 * REOPENS_PER_INCARNATION
+    bench.shard._epoch = 5 * LOG_EPOCHS
     bench.shard.unbroken_since = Since(5, 5)
     bench.shard.open(TOPIC, opened_to.append)
     failing.disarm()

@@ -252,7 +252,7 @@ def test_a_log_may_fail_more_often_than_an_incarnation_has_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last epoch is used again and again: what was acknowledged stays, and what was not is refused."""
-    monkeypatch.setattr("danube.broker.shard.shard.REOPENS_PER_INCARNATION", 4)
+    monkeypatch.setattr("danube.broker.shard.shard.LOG_EPOCHS", 4)
     for policy in ({}, {"durability": "fsync"}):
         bench = Bench(tmp_path / str(len(policy)), **policy)
         session = RecordingSession()

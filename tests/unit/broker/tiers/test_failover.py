@@ -363,7 +363,7 @@ def test_the_former_owner_is_fenced_with_the_hole(hosts: list[Host]) -> None:
 
 
 def _owner(host: Host) -> object:
-    from danube.broker.tiers.inheritance import LOG_EPOCHS
+    from danube.core.placement.recovered import LOG_EPOCHS
     from danube.wal.tier.uploader import Ownership
     from tests.unit.faulty_store import TOPIC
 

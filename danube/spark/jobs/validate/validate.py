@@ -15,26 +15,27 @@ with their schemas); ``failOn`` (warning or error); ``processes``; ``report``; `
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from danube.config.sections import parse_boolean
 from danube.errors import DanubeError, NotFound
 from danube.host import clock
 from danube.limits import GIB
-from danube.spark.history.options import Readers
+from danube.spark.history.options import Readers, one_of
 from danube.spark.history.places import AnyPlace, DataDirectory, StorePlace, open_place
 from danube.spark.jobs.findings import Finding, Report, SegmentFacts, Severity, finding
-from danube.spark.jobs.options import JobOptions, parse_arguments, read_job_options, write_report
+from danube.spark.jobs.options import JobOptions, read_job_options, reported
 from danube.spark.jobs.running import (
     Pace,
     Progress,
     Runner,
-    job_session,
+    command,
+    frame_of_rows,
     no_progress,
     packed,
-    print_progress,
     runner_for,
 )
 from danube.spark.jobs.validate.directory import (
@@ -67,17 +68,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASK_BYTES_MAX: Final = 2 * GIB
-EXIT_USAGE: Final = 2
 FINDINGS_SCHEMA: Final = "file string, byte long, offset long, kind string, detail string, severity string"
 
 Plan = DirectoryPlan | StorePlan
 
 
-def _severity(text: str) -> str:
-    return Severity(text.strip().lower()).value
-
-
-READERS: Final[Readers] = {"store": str.strip, "payloads": parse_boolean, "failOn": _severity}
+READERS: Final[Readers] = {
+    "store": str.strip,
+    "payloads": parse_boolean,
+    "failOn": one_of(*map(str, reversed(Severity))),
+}
 
 
 def run(
@@ -89,33 +89,30 @@ def run(
     Findings are in the report, never raised.
     """
     read = read_job_options(options, READERS)
-    job = _Job(read, runner_for(spark, read.get("processes", 0)), progress)
-    report = job.run()
-    if read.get("report"):
-        write_report(report, read.get("report"))
+    with reported("validate", read) as report:
+        report.fail_on = read.get("failOn", report.fail_on)
+        _Job(read, runner_for(spark, read.get("processes", 0)), report, progress).run()
     return report
 
 
 def frame_of(spark: SparkSession, findings: Iterable[Finding]) -> DataFrame:
     """Findings as a DataFrame with the columns file, byte, offset, kind, detail, severity."""
-    rows = [(one.file, one.byte, one.offset, one.kind, one.detail, one.severity) for one in findings]
-    return spark.createDataFrame(rows, FINDINGS_SCHEMA)
+    return frame_of_rows(spark, FINDINGS_SCHEMA, map(msgspec.structs.asdict, findings))
 
 
 class _Job:
     """One run."""
 
-    def __init__(self, options: JobOptions, runner: Runner, progress: Progress) -> None:
+    def __init__(self, options: JobOptions, runner: Runner, report: Report, progress: Progress) -> None:
         self._options = options
         self._runner = runner
         self._progress = progress
         self._payloads = bool(options.get("payloads", False))
-        self.report = Report(job="validate", fail_on=options.get("failOn", Severity.WARNING.value))
+        self.report = report
         self._names: dict[int, str] = {}
         self._log_ids: dict[int, bytes] = {}  # both by topic id
 
-    def run(self) -> Report:
-        start_s = time.monotonic()
+    def run(self) -> None:
         place = self._options.place()
         local: dict[LogIdentity, list[SegmentFacts]] = {}
         stored: dict[LogIdentity, tuple[StorePlan, list[SegmentFacts]]] = {}
@@ -129,8 +126,6 @@ class _Job:
         for identity, (plan, objects) in stored.items():
             self._add(check_copies(plan, local.get(identity, []), objects))
         self.report.facts |= {"storage": place.name, "by_kind": self.report.by_kind}
-        self.report.seconds = round(time.monotonic() - start_s, 3)
-        return self.report
 
     def _add(self, findings: Iterable[Finding]) -> None:
         self.report.findings += findings
@@ -276,25 +271,17 @@ class _Job:
         self._add(check_schemas(named, metadata))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.  Exit codes: 0 clean, 10 findings, 11 something could not be read, 2 usage."""
-    given, surroundings = parse_arguments(
-        "validate", "Check every byte of stored history.", READERS, sys.argv[1:] if argv is None else argv
-    )
-    try:
-        with job_session("validate", surroundings) as spark:
-            report = run(given, spark, print_progress)
-    except DanubeError as error:
-        print_progress(f"{error}" + (f"\n{error.hint}" if error.hint else ""))
-        return EXIT_USAGE
+def _told(report: Report) -> Iterator[str]:
     for one in report.findings[:100]:
-        print_progress(
-            f"{one.severity} {one.kind} {one.file} byte {one.byte} offset {one.offset}: {one.detail}"
-        )
+        yield f"{one.severity} {one.kind} {one.file} byte {one.byte} offset {one.offset}: {one.detail}"
     records, segments = report.counts.get("records", 0), report.counts.get("segments", 0)
     found = f"{len(report.findings)} findings, {report.seconds} s"
-    print_progress(f"validate: {records} records in {segments} segments, {found}")
-    return report.exit_code
+    yield f"validate: {records} records in {segments} segments, {found}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.  Exit codes: 0 clean, 10 findings, 11 something could not be read, 2 usage."""
+    return command("validate", "Check every byte of stored history.", READERS, run, _told, argv)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Passing of connections to the worker that owns their partition.
 
 The kernel distributes connections without knowing their partitions, and requests for a partition of another
-worker cross two rings.  So before a connection has opened anything, it is passed to the owner of the first
-partition that it names.  It is not passed if the owner has enough connections: as many as this worker, or
-more than a number of fair shares of all.
+worker cross two rings.  So a connection without open handles is passed to the owner of the first partition
+that it names.  It is not passed if the owner has enough connections: as many as this worker, or more than a
+number of fair shares of all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ConnectionPassing:
     def __init__(
         self, worker: int, region: Region, passage: Passage, door: str, *, shares_max: float = 0
     ) -> None:
-        """``shares_max``: an owner also gets connections until it holds so many fair shares."""
+        """``shares_max``: an owner with fewer than so many fair shares gets connections in any case."""
         self._worker = worker
         self._passage = passage
         self._door = door
@@ -29,9 +29,9 @@ class ConnectionPassing:
     def offer(
         self, owner: int, descriptor: int, unread: bytes | bytearray | memoryview, sent_bytes: int = 0
     ) -> bool:
-        """Whether ``owner`` gets the socket, with the bytes that were read from it and not used.
+        """Pass the socket and its unused input to ``owner``, if it has room; return whether it was passed.
 
-        ``sent_bytes``: how many were sent on it already, where the other end must know.
+        ``sent_bytes``: the number of bytes that were sent on it before, if the new owner must know.
         """
         there = self._blocks[owner]
         return (

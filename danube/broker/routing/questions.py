@@ -1,7 +1,7 @@
-"""Requests that this worker sends to partitions' owners for an operation of its own.
+"""Requests of this worker to the owners of partitions, for an operation of its own.
 
-One session without a socket: its ADMIN frames go through the router like a client's, to this worker's
-shard or over a ring, and the answers come back by correlation.
+They use one session without a socket.  Its ADMIN frames go through the router like a client's, to this
+worker's shard or over a ring, and answers are matched by correlation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Route = Callable[[RoutedSession, Frame, memoryview], bool]
 
 
 class Questions(RoutedSession):
-    """Questions without an answer yet; all methods run on the worker's loop."""
+    """Session of the open requests; all methods run on the worker's loop."""
 
     def __init__(self, route: Route, schedule_turn: Callable[[], None]) -> None:
         super().__init__(CONNECTION_ID)
@@ -33,7 +33,7 @@ class Questions(RoutedSession):
         self._correlation = 0
 
     def ask(self, partition: str, op: str, args: dict[str, Any], answer: Answered) -> None:
-        """Ask the owner; ``answer`` gets the value or the DanubeError.  Raises Overloaded."""
+        """Send a request to a partition's owner; ``answer`` gets the value or error.  Raises Overloaded."""
         if len(self._answers) >= QUESTIONS_MAX:
             raise Overloaded("too many questions to partitions' owners are open", limit=QUESTIONS_MAX)
         correlation = self._correlation = self._correlation % _CORRELATION_MAX + 1
@@ -47,7 +47,7 @@ class Questions(RoutedSession):
         self._schedule_turn()
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """An answer came, or several."""
+        """Take one or more answers of an owner."""
         frames = b"".join(parts)
         for frame in FrameDecoder().frames(frames, 0, len(frames)):
             answer = self._answers.pop(frame.correlation, None)

@@ -53,7 +53,7 @@ class RecordKind(IntEnum):
 
 
 class _FromTail(NamedTuple):
-    """A frame whose body is a chunk."""
+    """A DELIVER frame whose batches lie in the shared tail."""
 
     head: bytes
     chunk: SharedBytes
@@ -63,7 +63,7 @@ _Frame = tuple[bytes | memoryview, ...] | _FromTail
 
 
 class RemoteSession(Session):
-    """A connection that another worker holds, as the owner sees it."""
+    """A session of the owner for a connection that another worker holds."""
 
     def __init__(self, worker: int, connection_id: int, on_output: Callable[[RemoteSession], None]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class RemoteSessions:
         self._decoder = FrameDecoder()
 
     def forward(self, worker: int, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
-        """Copy one frame to the owner's ring; False when it is full and nothing was taken."""
+        """Copy one frame to the owner's ring; return False, without an effect, if the ring is full."""
         start = frame.start - FRAME_HEADER_BYTES
         connection = _CONNECTION.pack(session.connection_id)
         raw = buffer[start : frame.start + ((frame.end - frame.start + 7) & ~7)]
@@ -128,7 +128,7 @@ class RemoteSessions:
         return taken
 
     def notify(self, worker: int, kind: RecordKind, connection_id: int = 0) -> None:
-        """Send a short notice, later when the ring is full now."""
+        """Send a record without frames; if the ring is full, send it later."""
         body = _CONNECTION.pack(connection_id)
         if self._notices or not self._channel.send(worker, kind, (body,)):
             self._notices.append((worker, kind, body))
@@ -166,7 +166,7 @@ class RemoteSessions:
         self._outgoing[session] = None
 
     def worker_restarted(self, worker: int) -> None:
-        """Connections of that worker are gone with it."""
+        """Drop the sessions of a worker that has ended."""
         for key in [key for key in self._sessions if key[0] == worker]:
             self._drop(self._sessions.pop(key))
         self._notices = deque(notice for notice in self._notices if notice[0] != worker)
@@ -178,7 +178,7 @@ class RemoteSessions:
 
     @property
     def pending(self) -> bool:
-        """Whether flush() has something for the rings."""
+        """Return whether flush() has output for the rings."""
         return bool(self._outgoing or self._notices)
 
     def flush(self) -> bool:

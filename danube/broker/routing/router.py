@@ -51,7 +51,7 @@ _REQUESTS = frozenset(
 
 
 def find_topic(metadata: LocalLog, refresh: Callable[[], None], name: str) -> tuple[TopicRecord, int]:
-    """The topic and partition index of a physical name; an unknown one is looked for after ``refresh``."""
+    """Return the topic and partition index of a physical name; calls ``refresh`` for an unknown one."""
     check_topic_name(name)
     try:
         return metadata.state.topic_of_partition(name)
@@ -61,7 +61,7 @@ def find_topic(metadata: LocalLog, refresh: Callable[[], None], name: str) -> tu
 
 
 class Elsewhere(Protocol):
-    """The other brokers of a cluster, as a router sees them."""
+    """The router's access to the other brokers of a cluster."""
 
     def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None: ...
     def describe(self, record: TopicRecord, view: TopicView) -> TopicView: ...
@@ -87,7 +87,7 @@ class Router:
         remote: RemoteSessions | None = None,
         other_brokers: Callable[[Route], Elsewhere] | None = None,
     ) -> None:
-        """``other_brokers``: makes the way to them in a cluster, from how a frame is routed again."""
+        """``other_brokers``: in a cluster, makes the access to them, given a function that routes frames."""
         self.remote = remote
         self.elsewhere = other_brokers(self.route) if other_brokers is not None else None
         self.questions = Questions(self.route, schedule_turn)
@@ -105,11 +105,11 @@ class Router:
     # -- frames -----------------------------------------------------------------------------------
 
     def received(self) -> None:
-        """Hold the batches that are routed next against metadata as it is now."""
+        """Note that new frames came: their batches must be checked with metadata that is read anew."""
         self._owner_metadata.fresh = False
 
     def route(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> bool:
-        """Take one frame; False when the owner's ring is full: offer the same frame again later."""
+        """Route one frame; False if the owner's ring is full: then route the same frame again later."""
         kind = frame.kind
         worker: int | None
         if kind in _BY_HANDLE:
@@ -139,7 +139,7 @@ class Router:
         return True
 
     def publish(self, session: RoutedSession, handle: int, correlation: int, batch: EncodedBatch) -> bool:
-        """Take a batch that this process has just encoded; False when another worker owns the partition."""
+        """Publish a batch that this process has encoded; False if another worker owns the partition."""
         if handle in session.routes:
             return False
         link: ProducerLink | None = session.producers.get(handle)
@@ -154,7 +154,7 @@ class Router:
         return True
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
-        """The worker that a request is for; None when it is answered here."""
+        """Return the worker that must handle a request; None if it was answered here."""
         kind = frame.kind
         body = buffer[frame.start : frame.end]
         if kind == Kind.LOOKUP:
@@ -178,7 +178,7 @@ class Router:
         return worker
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
-        """Remember a handle that lives at another worker; all others live here."""
+        """Remember a handle that is open at another worker; handles without an entry are open here."""
         routes = session.routes
         if worker == self._worker:
             routes.pop(handle, None)
@@ -191,14 +191,14 @@ class Router:
         routes[handle] = worker
 
     def owner(self, name: str) -> int:
-        """The worker that owns a partition, by its physical name; raises where another broker does."""
+        """Return the worker that owns a partition; raises an error if another broker owns it."""
         record, index = self.find_topic(name)
         if self.elsewhere is not None and (error := self.elsewhere.elsewhere(record.topic_id, index)):
             raise error
         return owner_of(record.topic_id, index, self._workers)
 
     def owner_to_be(self, name: str) -> int:
-        """owner(); of a topic that does not exist, the worker that owns it if it is made next."""
+        """Return the owner; for a topic that does not exist, its owner if it is the next one to be made."""
         try:
             return self.owner(name)
         except TopicNotFound:
@@ -206,7 +206,7 @@ class Router:
             return owner_of(self.operations.state.next_topic_id, index or 0, self._workers)
 
     def owner_of_opened(self, frame: Frame, buffer: memoryview) -> int | None:
-        """The worker that an OPEN_PRODUCER or SUBSCRIBE is for; None if that is an error."""
+        """Return the owner of the partition in an OPEN_PRODUCER or SUBSCRIBE; None on an error."""
         producer = frame.kind == Kind.OPEN_PRODUCER
         opens: type[OpenProducer | Subscribe] = OpenProducer if producer else Subscribe
         try:
@@ -215,17 +215,17 @@ class Router:
             return None
 
     def find_topic(self, name: str) -> tuple[TopicRecord, int]:
-        """The topic and partition index of a physical name; reads the metadata log when unknown."""
+        """Return the topic and partition index of a physical name, reading new metadata if necessary."""
         return find_topic(self.operations.metadata, self.operations.refresh, name)
 
     def answered(self, session: RoutedSession, frames: bytes) -> None:
-        """Frames came back from an owner: their requests are no longer open."""
+        """Drop the requests that these frames of an owner answer from the open ones."""
         if session.requests:
             for frame in wire.FrameDecoder().frames(frames, 0, len(frames)):
                 session.requests.pop(frame.correlation, None)
 
     def session_writable(self, session: RoutedSession) -> None:
-        """The connection takes bytes again, or stopped taking them."""
+        """Note that the connection takes bytes again, or no longer."""
         self._shard.session_writable(session)
 
     def worker_restarted(self, session: RoutedSession, worker: int) -> None:
@@ -239,7 +239,7 @@ class Router:
             session.send_error(error, 0, handle)
 
     def session_gone(self, session: RoutedSession) -> None:
-        """A local connection was closed."""
+        """Close all handles of a closed local connection, here and at other workers."""
         self._shard.drop_session(session)
         if self.remote is not None:
             for worker in sorted(session.known_to):
@@ -273,7 +273,7 @@ class Router:
     def _created(self, request: Lookup, made: TopicRecord | DanubeError) -> TopicView | DanubeError:
         """Return the answer of a lookup that creates its topic."""
         try:
-            if isinstance(made, Conflict):  # made by another lookup meanwhile, with another policy
+            if isinstance(made, Conflict):  # another lookup has made it meanwhile, with another policy
                 made = self.operations.topic(request.topic)
             if isinstance(made, DanubeError):
                 return made

@@ -1,4 +1,4 @@
-"""Operations on one partition that a client asks of its owner."""
+"""Operations on one partition, which its owner carries out."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict
 
 
 def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
-    """Uploaded segments with records at or above ``after_offset``."""
+    """Return uploaded segments with records from ``after_offset`` on."""
     tier = hosted.tier
     return [] if tier is None else tier.segments(integer(args, "after_offset", 0))
 
@@ -98,7 +98,7 @@ def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[st
 
 
 def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    """Return the present offset of a start position; FetchPending if the store must be read first."""
+    """Return the offset of a start position now; raises FetchPending if the store must be read first."""
     value = integer(args, "value", 0)
     return {"offset": start_offset(hosted, str(args.get("kind", "")), value)}
 
@@ -166,11 +166,11 @@ def settle(
 def answered_later(
     hosted: HostedPartition, request: Admin, storage: Storage, tiers: Tiers | None, answer: Answer
 ) -> bool:
-    """Begin an operation that waits for others; False if it is none, and nothing was done.
+    """Begin an operation that is answered later; return False, without an effect, for any other one.
 
-    ``seal``: the end offset of sealed records.  ``install_staged``: outcomes of objects that a job made of
-    the partition's, as the mover reports them: ``installed``, ``waiting`` or ``refused``, and why.
-    ``accept_loss``: open holes are given up; FetchPending until a manifest says so.
+    ``seal`` answers the end offset of sealed records.  ``install_staged`` answers the mover's outcome of each
+    object that a job made: ``installed``, ``waiting`` or ``refused``, and why.  ``accept_loss`` gives up open
+    holes; it raises FetchPending until the manifest has them.
     """
     args = request.args
     if request.op == "seal":
@@ -187,9 +187,9 @@ def answered_later(
 
 
 def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, Any]) -> dict[str, Any]:
-    """Give up the open holes that begin below ``end_offset`` (default: all), or only tell them.
+    """Give up the open holes that begin below ``end_offset`` (default: all), or only list them.
 
-    The answer has all holes that are given up by then.
+    The answer has all holes that are then given up.
     """
     tier = hosted.tier
     if tiers is None or tier is None:
@@ -211,13 +211,13 @@ def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, A
 
 
 def reply_frame(value: Any, correlation: int) -> bytes:
-    """The answer to a request: a value, or the error that stands for it."""
+    """Return the frame that answers a request with a value or an error."""
     if isinstance(value, DanubeError):
         return error_frame(value, correlation)
     return result_frame(value, correlation)
 
 
-# These are answered when their changes are on disk.
+# Operations that change cursors; they are answered when the change is on disk.
 CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
 
 _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {

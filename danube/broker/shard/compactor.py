@@ -3,10 +3,9 @@
     look() -> keys of one partition are read -> one group of segments is written anew -> it is installed
                                                      ^------------- the next group -----------'
 
-A thread's result has no name that recovery keeps.  It is installed on the loop, and only while the log
-still holds its very source segments.  So after retention, a reopened log, a changed policy or a deleted topic
-it is merely waste.  Groups are installed in the order of their offsets: older records of a key are gone
-before its tombstone goes.
+A thread's result has a name that recovery removes.  It is installed on the loop, and only while the log still
+holds the same source segments.  After retention, a reopened log, a changed policy or a deleted topic it is
+dropped.  Groups are installed in offset order, so older records of a key are removed before its tombstone.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from danube.broker.partition.hosted import HostedPartition
     from danube.wal.log.log import Log
 
-LOOKED_AT_MAX: Final = 1_000  # partitions in one look: of ten thousand each would cost the loop 45 ms
-PAUSE_NS: Final = 600 * 1_000_000_000  # after a round that failed or came to nothing
+LOOKED_AT_MAX: Final = 1_000  # partitions checked in one call; ten thousand would take the loop 45 ms
+PAUSE_NS: Final = 600 * 1_000_000_000  # of a partition whose round failed or changed nothing
 
 _log = telemetry.events("compactor")
 
 
 class _Work(NamedTuple):
-    """A round of one partition; ``removed_count`` so far."""
+    """State of one partition's round; ``removed_count`` counts the records removed so far."""
 
     hosted: HostedPartition
     log: Log
@@ -54,7 +53,7 @@ class _Work(NamedTuple):
 
 
 class Compactor:
-    """One for each worker whose logs are only local; everything here runs on its loop, but the jobs."""
+    """Compacts the logs of one worker without tiered storage; only the jobs run in a thread."""
 
     def __init__(
         self,
@@ -70,12 +69,12 @@ class Compactor:
         self._executor = executor
         self._call_on_loop = call_on_loop
         self._roll = roll
-        self._pauses: dict[tuple[int, int], int] = {}  # of partitions whose compaction failed
-        self._last: tuple[int, int] = (-1, -1)  # topic id and partition of the round before
-        self._unseen: list[HostedPartition] = []  # what is left of a look at all of them
+        self._pauses: dict[tuple[int, int], int] = {}  # end of a partition's pause, by topic id and index
+        self._last: tuple[int, int] = (-1, -1)  # topic id and index of the last round's partition
+        self._unseen: list[HostedPartition] = []  # partitions that look() has still to check
 
     def look(self) -> None:
-        """Begin a round where one is worth it; partitions take turns."""
+        """Begin a round for the next partition that needs one; partitions take turns."""
         if not self._unseen:
             self._unseen = list(self._partitions())
         some = self._unseen[-LOOKED_AT_MAX:]
@@ -105,7 +104,7 @@ class Compactor:
         if log is None or hosted.tier is not None or log.fenced:
             return False
         sealed = [one for one in log.front() if one.sealed and one.end_offset <= log.synced_end]
-        while len(sealed) > 1 and not sealed[-2].has_snapshot:  # it cannot be the last of a group
+        while len(sealed) > 1 and not sealed[-2].has_snapshot:  # such a segment cannot end a group
             del sealed[-2]
         found = next_round([_piece(one) for one in sealed], clock.wall_us(), self.settings)
         if found is None:
@@ -155,7 +154,7 @@ class Compactor:
         if result is not None:
             path = unnamed_path(group[0].directory, group[0].base_offset)
             if not _present(work, group):
-                with suppress(OSError):  # the directory may be gone with it
+                with suppress(OSError):  # the directory may have been removed meanwhile
                     files.unlink(path)
                 self._end(work)
                 return
@@ -192,7 +191,7 @@ class Compactor:
 
     def _end(self, work: _Work) -> None:
         self.busy = False
-        if not work.advanced:  # it would be the same again
+        if not work.advanced:  # the next round would change nothing either
             self._rest(work)
         if work.removed_count:
             facts = {"removed_count": work.removed_count, "end": work.segments[work.start - 1].end_offset}
@@ -234,7 +233,7 @@ def _read(segments: list[StoredSegment], found: CompactionRound, keys_max: int) 
 
 
 def _write(group: list[StoredSegment], keys: KeysRead, tombstones_before_us: int | None) -> Compacted | None:
-    """The group as one segment without a name; None if it is as it was."""
+    """Write the group as one segment without a final name; return None if it would not change."""
     path = unnamed_path(group[0].directory, group[0].base_offset)
     result = compact(
         [SealedRange(segment.file.path) for segment in group],

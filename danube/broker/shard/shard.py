@@ -1,7 +1,7 @@
 """The shard: every partition that this worker owns, driven by frames and by turns of the loop.
 
-Frames of a connection come here whether it is held by this worker or by another one.  A frame only
-notes what is to be done; :meth:`Shard.turn` then writes once per dirty partition, answers, delivers.
+It takes frames of connections of this worker and of other workers.  A frame only queues its work;
+:meth:`Shard.turn` then writes once for each changed partition, answers and delivers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 _log = telemetry.events("shard")
 _ACK_RANGE_BYTES = 16
 _SYNC = int(FrameFlag.SYNC)
-PENDING_MAX_NS = 20_000_000_000  # longer than this no request waits for bytes to be fetched
+PENDING_MAX_NS = 20_000_000_000  # limit of a request's wait for bytes to be fetched
 
 Handler = Callable[[Session, Frame, memoryview], None]
 TopicFinder = Callable[[str], tuple[TopicRecord, int]]
@@ -113,7 +113,7 @@ class Shard:
         reserver: Syncer | None = None,
         sync_lag_max_ns: int = SYNC_LAG_MAX_MS * 1_000_000,
     ) -> None:
-        """``make_tiers`` None: everything stays local.  ``ahead_of``: where a topic's older logs go on."""
+        """``make_tiers``: None if storage is local.  ``ahead_of``: the jump of offsets in older logs."""
         self.partitions: dict[str, HostedPartition] = {}
         self.counters = counters
         self.draining = False
@@ -132,7 +132,7 @@ class Shard:
         self._dirty: dict[HostedPartition, None] = {}
         self._deliveries = Deliveries(counters, schedule_turn, call_later, take_dead_letters)
         self._consumer_id = 0
-        self.taken_bytes = 0  # by publishes since the last turn
+        self.taken_bytes = 0  # bytes of publishes since the last turn
         self.storage = Storage(
             self, syncer, sealer, reserver or sealer, executor, call_on_loop, call_later, sync_lag_max_ns
         )
@@ -152,7 +152,7 @@ class Shard:
     # -- frames -----------------------------------------------------------------------------------
 
     def on_frame(self, session: Session, frame: Frame, buffer: memoryview) -> None:
-        """Take one frame; ``buffer`` must stay as it is until the end of this turn."""
+        """Take one frame; ``buffer`` must not change until the end of this turn."""
         handler = self._handlers.get(frame.kind)
         try:
             if handler is None:
@@ -173,7 +173,7 @@ class Shard:
         self._schedule_turn()
 
     def write_soon(self, hosted: HostedPartition) -> None:
-        """Write what this partition has queued in the next turn."""
+        """Write the partition's queued batches in the next turn."""
         self._dirty[hosted] = None
         self._schedule_turn()
 
@@ -191,7 +191,7 @@ class Shard:
             self._reply_when_stored(link.hosted, session, frame.correlation, reply)
 
     def settle(self, partition: str, subscription: str, acks: bytes, nacks: list[NackedRecord]) -> bool:
-        """Carry out the operation "settle" where the partition is open here; else False, and nothing is done.
+        """Carry out the operation "settle" if the partition is open here; otherwise return False.
 
         Raises SubscriptionNotFound.
         """
@@ -202,7 +202,7 @@ class Shard:
             host = hosted.subscription(subscription)
             settle(hosted, host.core, acks, nacks, clock.monotonic_ns())
             if nacks:
-                self._deliveries.wake_one(hosted, subscription)  # for the moment at which they come again
+                self._deliveries.wake_one(hosted, subscription)  # it notes when the nacked records are due
             else:
                 self._deliveries.settled(host)
         return True
@@ -352,7 +352,7 @@ class Shard:
     def _reply_when_stored(
         self, hosted: HostedPartition, session: Session, correlation: int, reply: bytes
     ) -> None:
-        """Answer once the cursors are on disk, or with the error that keeps them from it."""
+        """Answer once the cursors are on disk, or with the error of writing them."""
 
         def stored(error: DanubeError | None) -> None:
             if error is None:
@@ -376,7 +376,7 @@ class Shard:
         then: Callable[[HostedPartition], None],
         opens: bool = False,
     ) -> None:
-        """Call ``then`` once the partition is open; where it ``opens`` a handle, not if that was closed."""
+        """Call ``then`` once the partition is open; if it ``opens`` a handle, not after that was closed."""
         deadline_ns = clock.monotonic_ns() + PENDING_MAX_NS
         if opens:
             session.opening[frame.handle] = frame
@@ -403,7 +403,7 @@ class Shard:
         self.open(name, opened)
 
     def open(self, name: str, then: Callable[[HostedPartition | DanubeError], None]) -> None:
-        """Open a partition if it is not, then call ``then`` with it, or with the error, on the loop."""
+        """Open a partition unless it is open; then call ``then`` with it or the error, on the loop."""
         hosted = self.partitions.get(name)
         if hosted is not None:
             then(hosted)
@@ -428,7 +428,7 @@ class Shard:
         return self._epoch  # higher than every earlier one of the partition
 
     def _ahead(self, record: TopicRecord, index: int) -> OffsetJump | None:
-        """Return where the log goes on, if it is older than a history or than the end of the machine."""
+        """Return the jump of offsets for a log that is older than the topic's history or the last crash."""
         return after_cut(self.unbroken_since, record, self.ahead_of(record.topic_id))
 
     def _budget_of(self, record: TopicRecord, index: int) -> OffsetBudget | None:
@@ -436,7 +436,7 @@ class Shard:
         return None
 
     def serves(self, topic_id: int, index: int) -> bool:
-        """Whether a partition that this worker may own is this broker's: on a single host all are."""
+        """Return whether this broker owns a partition; a single host owns all."""
         return True
 
     def _opened(self, name: str, done: Any) -> None:
@@ -451,7 +451,7 @@ class Shard:
             then(outcome)
 
     def _adopt(self, hosted: HostedPartition) -> HostedPartition | DanubeError:
-        """Take over what a thread has opened, unless the topic was deleted meanwhile."""
+        """Host a partition that a thread has opened, unless its topic was deleted meanwhile."""
         self.counters.add("partitions_open")
         try:
             current: TopicRecord | None = self._find_topic(hosted.name)[0]
@@ -463,7 +463,7 @@ class Shard:
             return gone
         self.partitions[hosted.name] = hosted
         hosted.metadata = self.metadata
-        if current != hosted.record:  # its policy was changed meanwhile
+        if current != hosted.record:  # the policy was changed meanwhile
             hosted.update(current)
         follow_recovery(hosted)
         if self.tiers is not None:
@@ -471,8 +471,9 @@ class Shard:
         return hosted
 
     def reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage:
-        # The next epoch, or the last of this incarnation as often as is needed: recovery takes every file for
-        # a former owner's, and the thread that drops a spare is the one that makes the next.
+        """Open a failed log anew; called in a thread."""
+        # It gets the next epoch, or repeatedly the last one of this incarnation.  That is safe: recovery
+        # treats every file as a former owner's, and one thread both drops and makes spare segments.
         epoch = min(hosted.core.epoch + 1, hosted.core.epoch | LOG_EPOCHS - 1)
         return open_log(
             self._root, hosted.name, hosted.record, hosted.index, epoch, self._log_options, trusted_end,
@@ -481,43 +482,44 @@ class Shard:
         )  # fmt: skip
 
     def reopened(self, hosted: HostedPartition) -> None:
-        """The partition has another log."""
+        """Attach the tier to the partition's new log."""
         if self.tiers is not None:
             self.tiers.attach(hosted)
 
     def reopen_ended(self, hosted: HostedPartition) -> None:
-        """A thread has opened the log of the partition anew, or failed to."""
+        """Take note that an attempt to reopen the partition's log has ended."""
 
     def sealed(self, hosted: HostedPartition) -> None:
+        """Report a newly sealed segment to the tiers."""
         if self.tiers is not None:
             self.tiers.sealed(hosted)
 
     def _subscriptions_changed(self, hosted: HostedPartition) -> None:
-        """Cursors changed, and are on disk."""
+        """Report to the tiers that changed cursors are on disk."""
         if self.tiers is not None:
             self.tiers.subscriptions_changed(hosted)
 
     def wake(self, hosted: HostedPartition) -> None:
-        """Look at this partition's subscriptions in the next turn."""
+        """Dispatch the partition's subscriptions in the next turn."""
         self._deliveries.wake(hosted)
 
     def progressed(self, hosted: HostedPartition) -> None:
-        """Records are stored at the level of their topic."""
+        """Have records delivered that have reached their topic's durability level."""
         self._deliveries.written(hosted)
         self._schedule_turn()
 
     def wake_readers(self, hosted: HostedPartition) -> None:
-        """Bytes came that subscriptions of this partition may wait for."""
+        """Dispatch the subscriptions that wait for fetched bytes, as some have arrived."""
         self._deliveries.wake_readers(hosted)
 
     def drop_session(self, session: Session) -> None:
-        """A connection is gone."""
+        """Close all handles of a closed connection."""
         session.closed = True
         for hosted in leave_partitions(session, clock.monotonic_ns()):
             self.wake(hosted)
 
     def session_writable(self, session: Session) -> None:
-        """The connection takes bytes again (or stopped taking them)."""
+        """Note that the connection takes bytes again, or no longer."""
         link: HostedConsumer
         for link in session.consumers.values():
             hosted = link.hosted
@@ -529,7 +531,7 @@ class Shard:
     # -- turns ------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Write, answer and deliver what came in since the last turn."""
+        """Write the batches queued since the last turn, answer them, and deliver records."""
         now_ns = clock.monotonic_ns()
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
@@ -541,15 +543,15 @@ class Shard:
         self._deliveries.turn(now_ns)
 
     def tick(self) -> None:
-        """Timers of subscriptions: ack deadlines and redeliveries whose time has come."""
+        """Run due timers of subscriptions: ack deadlines and redeliveries."""
         self._deliveries.tick(clock.monotonic_ns())
 
     def second(self) -> None:
-        """About once a second: tell consumers what they wait for."""
+        """Report to consumers why they wait; called about once a second."""
         self._deliveries.second()
 
     def store_cursors(self) -> None:
-        """Append the cursors that changed since the last call."""
+        """Append the cursors that changed since the last call to their files."""
         touched, self._deliveries.touched = self._deliveries.touched, {}
         for hosted in [one for one in touched if not one.deleted]:
             try:
@@ -561,7 +563,7 @@ class Shard:
                 _log.warning("cursors not stored", partition=hosted.name, error=str(error))
 
     def update_policy(self, record: TopicRecord) -> None:
-        """A topic's policy was changed."""
+        """Apply a topic's changed policy to its open partitions."""
         for name in record.physical_names:
             hosted = self.partitions.get(name)
             if hosted is not None and hosted.topic_id == record.topic_id:
@@ -570,7 +572,7 @@ class Shard:
                 self.wake(hosted)
 
     def delete_topic(self, record: TopicRecord) -> None:
-        """A topic was deleted: close what is open of it and remove its files."""
+        """Close the partitions of a deleted topic, and remove their files."""
         for name in record.physical_names:
             hosted = self.partitions.get(name)
             if hosted is not None and hosted.topic_id == record.topic_id:
@@ -601,6 +603,6 @@ class Shard:
         self._schedule_turn()
 
     def close(self) -> None:
-        """Store, sync and close everything; the worker ends after this."""
+        """Store cursors, sync and close all logs; the worker ends after this."""
         for hosted in self.partitions.values():
             self.storage.close(hosted)

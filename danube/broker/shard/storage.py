@@ -32,13 +32,13 @@ _log = telemetry.events("storage")
 _FSYNC = Durability.FSYNC  # a member of an IntEnum costs as much to look up as five numbers
 SEAL_AGAIN_S = 1.0
 MARKS_AT_ONCE = 4
-MARKS_CALLS = 3_000  # at most so many intervals are marks behind the background syncs that they tell of
+MARKS_CALLS = 3_000  # a mark is written at most so many intervals after its background sync
 REOPEN_DELAY_FIRST_NS = 100_000_000
 REOPEN_DELAY_MAX_NS = 2_000_000_000
 
 
 class Keeper(Protocol):
-    """The shard whose logs are kept: what it is told, and what opens a log anew, in a thread."""
+    """Members of the shard that Storage uses: notices, and ``reopen``, which runs in a thread."""
 
     def reopen(self, hosted: HostedPartition, trusted_end: int | None) -> OpenedStorage: ...
     def reopened(self, hosted: HostedPartition) -> None: ...
@@ -49,7 +49,7 @@ class Keeper(Protocol):
 
 
 class Storage:
-    """Keeps the logs of one worker's partitions moving; everything here runs on the loop."""
+    """Writes, syncs, rolls, seals and reopens the logs of one worker; all methods run on its loop."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Storage:
         self._reopening: set[Path] = set()  # logs that a thread opens anew, hosted or not
         self.sync_lag_max_ns = sync_lag_max_ns
         self._unsynced: dict[HostedPartition, None] = {}
-        self._unmarked: dict[Log, None] = {}  # synced further than their marks say, the longest first
-        self._spares: dict[Spare, None] = {}  # those that may be held
+        self._unmarked: dict[Log, None] = {}  # logs that are synced further than their marks, oldest first
+        self._spares: dict[Spare, None] = {}  # logs' spares that may have a file
         self._unsynced_cursors: dict[HostedPartition, None] = {}
 
     # -- log --------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Storage:
             self._see_to_next_segment(hosted, log)
 
     def _mind_lag(self, hosted: HostedPartition, log: Log) -> None:
-        """Before a write: where the disk has fallen behind, acknowledgements wait for it from now on."""
+        """Before a write: if syncs are too far behind, let acknowledgements wait for the disk from now on."""
         now_ns = clock.monotonic_ns()
         if not hosted.unsynced_ns:
             hosted.unsynced_ns = now_ns
@@ -127,7 +127,7 @@ class Storage:
             self.reserver.submit(spare, log.spare.done)
 
     def drop_spares(self, now_us: int | None = None) -> None:
-        """Delete the spare segments of logs that became slower; without a time all, for a full disk."""
+        """Delete the spare segments of logs that became slower; without ``now_us`` all, for a full disk."""
         for spare in list(self._spares):
             if now_us is None or spare.old(now_us):
                 self.drop_spare(spare)
@@ -135,7 +135,7 @@ class Storage:
                 del self._spares[spare]
 
     def drop_spare(self, spare: Spare) -> None:
-        """Delete it, where there is one, in a thread."""
+        """Delete a spare segment, if there is one, in a thread."""
         job = spare.drop()
         if job is None:
             return
@@ -207,12 +207,12 @@ class Storage:
         settling = core.settling
         core.synced(log.synced_end)
         hosted.counters.add("syncs")
-        if core.level < _FSYNC and not core.held:  # acknowledged when it was written
+        if core.level < _FSYNC and not core.held:  # the records were acknowledged when they were written
             self._unmarked[log] = None
             return
         if core.held and not self._fallen_behind(hosted, log, clock.monotonic_ns()):
             core.release()
-        log.store_mark()  # what it tells is acknowledged now
+        log.store_mark()  # before the answers: the mark proves that these records were on disk
         hosted.complete()
         self.request_sync(hosted)
         self._shard.progressed(hosted)
@@ -220,7 +220,7 @@ class Storage:
             self._shard.wake(hosted)
 
     def sync_written(self) -> None:
-        """Background sync of the `written` level, all dirty logs as one group; called every interval."""
+        """Sync all logs of the `written` level as one group; called every interval."""
         self._store_marks()
         due, self._unsynced = self._unsynced, {}
         asked = []
@@ -234,14 +234,14 @@ class Storage:
             self._syncer.submit_all(jobs)
 
     def _store_marks(self) -> None:
-        """Rewrite the marks of background syncs: those of few logs now, those of many over many calls."""
+        """Write the marks of background syncs: for few logs at once, for many over several calls."""
         for _ in range(min(len(self._unmarked), MARKS_AT_ONCE + len(self._unmarked) // MARKS_CALLS)):
             log = next(iter(self._unmarked))
             del self._unmarked[log]
             log.store_mark()
 
     def roll(self, hosted: HostedPartition) -> None:
-        """Seal the full segment (hashing in a thread) and go on in a new one."""
+        """Seal the full segment, with hashing in a thread, and continue in a new one."""
         if hosted.log is None or hosted.failure is not None:
             return
         try:
@@ -255,7 +255,7 @@ class Storage:
     def seal(self, hosted: HostedPartition, then: Callable[[int | DanubeError], None]) -> None:
         """End the active segment now; ``then`` gets, on the loop, the offset below which all is sealed.
 
-        Raises InvalidArgument for a partition without a log and the failure of one that reopens.
+        Raises InvalidArgument for a partition without a log, and the failure of a log that must be reopened.
         """
         log = hosted.log
         if log is None:
@@ -300,7 +300,7 @@ class Storage:
         return done
 
     def _seal_again(self, hosted: HostedPartition, log: Log, job: SealJob) -> None:
-        """The disk was full: until its footer is there the segment, and all behind it, stay on this host."""
+        """Try a seal again after the disk was full; until then this and later segments are not uploaded."""
         if hosted.log is not log or hosted.deleted or hosted.failure is not None:
             return
         if job.segment in log.front():
@@ -346,7 +346,7 @@ class Storage:
         future.add_done_callback(lambda done: self._call_on_loop(self._reopen_ended, hosted, done))
 
     def reopening(self, directory: Path) -> bool:
-        """Whether a thread opens this log anew; no other may open it before that has ended."""
+        """Return whether a thread opens this log anew; no other may open it before that has ended."""
         return directory in self._reopening
 
     def _reopen_ended(self, hosted: HostedPartition, done: Any) -> None:
@@ -372,7 +372,7 @@ class Storage:
                 self._executor.submit(remove_directory, hosted.directory)
             return
         if opened.core.log_end < hosted.high_watermark:
-            # Acknowledged records are not readable any more: a human must look, nothing is hidden.
+            # Acknowledged records are missing: this log is not used, and opening is tried again.
             _log.error(
                 "acknowledged records are missing after a disk failure",
                 partition=hosted.name,
@@ -406,14 +406,14 @@ class Storage:
             self._syncer.submit(_Turn(), lambda job, error: then(hosted.cursor_failure))
 
     def sync_cursors(self) -> None:
-        """Put cursor files that were appended to on disk; called about once a second."""
+        """Sync changed cursor files; called about once a second."""
         due, self._unsynced_cursors = self._unsynced_cursors, {}
         for hosted in due:
             if not hosted.deleted:
                 self._sync_cursors(hosted, lambda error: None)
 
     def _sync_cursors(self, hosted: HostedPartition, then: Callable[[DanubeError | None], None]) -> bool:
-        """Write and sync changed cursors; False when there is nothing that was not asked for already."""
+        """Write and sync changed cursors; return False if all of them are being synced already."""
         cursors = hosted.cursors
         if cursors is None:
             return False
@@ -445,7 +445,7 @@ class Storage:
         return True
 
     def cursors_written(self, hosted: HostedPartition) -> None:
-        """Note that this cursor file has more than the disk has."""
+        """Note that this cursor file must be synced."""
         self._unsynced_cursors[hosted] = None
 
     def close(self, hosted: HostedPartition) -> None:
@@ -460,7 +460,7 @@ class Storage:
 
 
 def _departed(log: Log, job: Any, error: Exception | None) -> None:
-    """The last sync of a log that was abandoned has ended."""
+    """Take the result of the last sync of a log that another broker takes over."""
     if error is None:
         log.synced(job)
         return

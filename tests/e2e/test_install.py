@@ -16,19 +16,20 @@ from tests.broker_process import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NO_INDEX = 3
+UNREACHED = "wheel: raftos cannot be fetched from the package index"
 # Of the files of raftos 0.2.6 that a wheel holds: names and contents together.
 RAFTOS_DIGEST = "7efadadaea7d8067257501e56f22ac509429cdd5c01637f794c5376038304d8e"
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "DANUBE_PYTHON": sys.executable, "DANUBE_INSTALL_S": "400"}
+def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DANUBE_PYTHON": sys.executable, "DANUBE_INSTALL_S": "400", **settings}
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
 
 
 def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
     """The bundled engine is what its authors released, byte for byte."""
     built = run("scripts/wheel", str(tmp_path))
-    if "cannot be fetched from the package index" in built.stderr:
+    if UNREACHED in built.stderr:
         pytest.skip("no package index can be reached")
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -45,3 +46,14 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr + done.stdout
     print(done.stderr)
+
+
+def test_no_wheel_without_the_engine(tmp_path: Path) -> None:
+    """No index, and one that has another file of that name."""
+    out = tmp_path / "dist"
+    alone = run("scripts/wheel", str(out), PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert alone.returncode == 1 and UNREACHED in alone.stderr
+    (tmp_path / "raftos-0.2.6.zip").write_bytes(b"another")
+    other = run("scripts/wheel", str(out), PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    assert other.returncode == 1 and "another raftos came" in other.stderr, other.stderr
+    assert not out.exists()

@@ -17,6 +17,7 @@ PROGRAM = """
 import asyncio, os, select, shutil, signal, socket, subprocess, sys
 
 system, url, topic = sys.argv[1:]
+asyncio.new_event_loop().close()  # Python 3.14 looks for a loop of the system when the first is made
 for name in (
     "fcntl", "grp", "pwd", "resource", "syslog", "termios", "uvloop",
     "click", "fastavro", "google.protobuf", "grpc", "grpc_tools", "hpack", "jsonschema_rs", "llvmlite", "lz4",

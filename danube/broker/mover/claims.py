@@ -34,10 +34,10 @@ class ClaimedPartitions:
     def __init__(self, mover: Mover, data_dir: Path) -> None:
         self._mover = mover
         self._data_dir = data_dir
-        self.busy: set[LogIdentity] = set()  # their directories are being made ready
+        self.busy: set[LogIdentity] = set()  # partitions whose directories are being prepared
 
     def begin(self, link: OwnerLink, frame: Frame) -> None:
-        """Answer ``inherited``, with the error that it cannot be done now."""
+        """Prepare a partition's directory; answer ``inherited``, with the error if that fails."""
         heir = heir_of(frame)
         identity = heir.owner.identity
         why = self._mover.retire_earlier(identity)
@@ -101,5 +101,5 @@ def _share_store(store: ObjectStore, data_dir: Path) -> None:
 
 
 def _cluster_id(data_dir: Path) -> str:
-    """Empty while the controller has made or joined no cluster."""
+    """Return the cluster's id; empty while the controller has made or joined none."""
     return load_node(data_dir).cluster_id if (data_dir / NODE_FILE).exists() else ""

@@ -1,8 +1,8 @@
 """Work of the mover that belongs to no partition: metadata snapshots, deleted topics, unfinished uploads.
 
-It also writes copies that a restore needs beside segments: metadata snapshots and subscriptions' cursors.
+It also writes the copies that a restore needs beside segments: metadata snapshots and cursors.
 
-Blocking; the mover's threads run it.  A copy is read back before an older one may go.
+Blocking; the mover's threads run it.  A copy is read back before an older one is removed.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from danube.wal.tier.keys import METADATA_PREFIX, cursors_key, cursors_prefix, m
 from danube.wal.tier.orphans import delete_partition, prune_copies
 from danube.wal.tier.uploader import Uploader
 
-METADATA_INTERVAL_S: Final = 2.0  # at most one snapshot in this time
+METADATA_INTERVAL_S: Final = 2.0  # least time between two snapshots
 
 
 def put_metadata(store: ObjectStore, version: int, blob: bytes) -> None:
-    """Store the snapshot of metadata ``version`` and drop all but the newest few."""
+    """Store the snapshot of metadata ``version`` and remove all but the newest few."""
     _put(store, metadata_key(version), blob)
     prune_copies(store, METADATA_PREFIX)
 
 
 def put_cursors(uploader: Uploader, blob: bytes, generation: int) -> int:
-    """Store a copy of a partition's cursors; returns its generation, to be handed in with the next one.
+    """Store a copy of a partition's cursors; return its generation, which the next call needs.
 
-    ``generation`` 0: not known yet.  The copy of an owner with a higher epoch is the newer one.  Where no
-    subscription is, and none was copied before, nothing is stored and 0 is returned.
+    ``generation`` 0: not known yet.  The copy of an owner with a higher epoch is the newer one.  Without
+    subscriptions and without an earlier copy, none is stored and 0 is returned.
     """
     prefix, epoch = cursors_prefix(uploader.identity), uploader.owner.epoch
     if not generation:
         found = [parse_key(one.key) for one in uploader.store.list(prefix)]
         if not found and len(blob) == HEADER_BYTES:
             return 0
-        # One more than the last: a put of an earlier mover of this owner may still be on its way.
+        # The next generation, because a late put of an earlier mover may still overwrite the last one.
         generation = 1 + max((one.generation for one in found if one and one.epoch == epoch), default=0)
         generation += uploader.start_count
     else:
@@ -96,7 +96,7 @@ def clean_uploads(mover: Mover, older_us: int) -> None:
 
 
 class MetadataCopies:
-    """The newest snapshot goes to the store, at most one in METADATA_INTERVAL_S."""
+    """Puts the newest metadata snapshot into the store, at most one in METADATA_INTERVAL_S."""
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
@@ -111,18 +111,18 @@ class MetadataCopies:
         return not self._running and (self._newest is None or not self._usable)
 
     def take(self, version: int, blob: bytes) -> None:
-        """A snapshot from any worker; an older one than is known is no news."""
+        """Take a snapshot from a worker; one that is older than the last is ignored."""
         if version > max(self._stored_version, self._newest[0] if self._newest else -1):
             self._newest = (version, blob)
             self._schedule(METADATA_INTERVAL_S)
 
     def begin(self) -> None:
-        """The store may be written."""
+        """Begin to put snapshots; called when the store may be written."""
         self._usable = True
         self._schedule(0.0)
 
     def hurry(self) -> None:
-        """The mover stops: do not wait for more."""
+        """Put the last snapshot without delay, because the mover stops."""
         self._put()
 
     def _schedule(self, delay_s: float) -> None:
@@ -191,7 +191,7 @@ class TopicDeletions:
         self._next()
 
     def retry(self) -> None:
-        """An upload or step of a deleted topic has ended."""
+        """Try waiting removals again, after an upload or step of a deleted topic has ended."""
         self._next()
 
     def _next(self) -> None:
@@ -204,7 +204,7 @@ class TopicDeletions:
             self._mover.block(lambda: self._work(topics, ready), self._ended)
 
     def _work(self, topics: dict[int, int], ready: int | None) -> int | None:
-        """In a thread: a piece of one topic's objects; its id when nothing is left of it."""
+        """Remove some objects of one topic, in a thread; return its id when none are left."""
         self._store_file(topics)
         if ready is None:
             return None

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from danube.broker.processes.contexts import Pulse
     from danube.wal.stores.objects import ObjectStore
 
-ASK_AFTER_NS: Final = 15_000_000_000  # without any word from the store
+ASK_AFTER_NS: Final = 15_000_000_000  # time without a call after which the store is read
 
 
 class StoreHealth:
-    """All methods run on the mover's loop; ``links`` are those that are open."""
+    """Condition of the store, as reported over the open ``links``; all methods run on the mover's loop."""
 
     def __init__(
         self, store: ObjectStore, links: Iterable[OwnerLink], pulse: Pulse, back: Callable[[], None]
     ) -> None:
-        """``back`` is called when an outage is over, as far as the gate or the store's first answer tells."""
-        self.error = ""  # why it does not answer; empty while it does, and before it was heard of
-        self.hint = ""  # what helps then
+        """``back`` is called at the end of an outage, and at the store's first answer."""
+        self.error = ""  # why the store does not answer; empty while it does, and before any answer
+        self.hint = ""  # what to do about the error
         self.gate = OutageGate()
         self._back = back
         self._store = store
@@ -43,7 +43,7 @@ class StoreHealth:
         self._heard_ns = clock.monotonic_ns()
 
     def ask_if_silent(self, block: Callable[[Job, Ended], None]) -> None:
-        """Ask when nothing was heard for a while; ``block`` runs a job in a thread."""
+        """Read an object after ASK_AFTER_NS without a call; ``block`` runs a job in a thread."""
         if not self._asking and clock.monotonic_ns() - self._heard_ns >= ASK_AFTER_NS:
             self._asking = True
             block(lambda: stored_identity(self._store), self._asked)
@@ -58,7 +58,7 @@ class StoreHealth:
             self._back()
 
     def judge(self, error: DanubeError | None, now_us: int, chance: float) -> None:
-        """A call that the gate admitted ended so; ``chance`` as in retry_delay_us."""
+        """Take the outcome of a call that the gate admitted; ``chance`` as in retry_delay_us."""
         self.heard(error)
         if isinstance(error, StoreUnavailable | StoreRefused):
             self.gate.failed(now_us, chance)
@@ -69,7 +69,7 @@ class StoreHealth:
         self._take(True, "", "")
 
     def heard(self, error: DanubeError | None) -> None:
-        """A call ended so; an error that the store has no part in says nothing of it."""
+        """Take the outcome of any call; errors that are not the store's are ignored."""
         if error is None:
             self.answered()
         elif isinstance(error, StoreUnavailable | StoreRefused):

@@ -51,20 +51,20 @@ if TYPE_CHECKING:
     from danube.config.sections import StorageConfig
 
 HEARTBEAT_S: Final = 0.5
-WATCH_S: Final = 0.1  # between looks at the workers while there are uploads
+WATCH_S: Final = 0.1  # interval in which workers are measured while there are uploads
 STEP_THREADS: Final = 4
 BLOCK_THREADS: Final = 4  # for jobs of no partition, which must not delay steps
 FETCH_THREADS: Final = 8
 MERGES_S: Final = 1.0  # between searches for segments to merge
 WORK_NAME: Final = "merging"
-STOP_MARGIN_S: Final = 0.3  # of the time that the supervisor gives, kept for leaving
-QUEUE_FACTOR: Final = 16  # partitions chosen at once, for each upload slot
+STOP_MARGIN_S: Final = 0.3  # part of the supervisor's time limit that is reserved for the exit itself
+QUEUE_FACTOR: Final = 16  # partitions chosen at once for each upload slot
 
 _log = telemetry.events("mover")
 
 
 def run_mover(context: MoverContext, config: BrokerConfig) -> None:
-    """The main function of the mover process."""
+    """Run the mover process."""
     from danube.wal.stores.opening import open_store
 
     telemetry.configure(config.log.level, config.log.format, process="mover")
@@ -74,7 +74,7 @@ def run_mover(context: MoverContext, config: BrokerConfig) -> None:
 
 
 class Mover:
-    """Partitions by identity, the slots of the thread groups, and the timers between them."""
+    """Assigns the work of all partitions to threads, and keeps their timers."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Mover:
         self._fetches = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="danube-fetch")
         self._merges = yielding_pool(1, "danube-merge")
         self._stepping = 0
-        self._ready: StepQueue[MovedPartition] = StepQueue()  # with a step that waits for a thread
+        self._ready: StepQueue[MovedPartition] = StepQueue()  # partitions with a step that waits for a thread
         self._partitions: dict[LogIdentity, MovedPartition] = {}
-        self._links: dict[LogIdentity, OwnerLink] = {}  # of the owners
+        self._links: dict[LogIdentity, OwnerLink] = {}  # the owners' connections
         self._open_links: set[OwnerLink] = set()
-        self._waiting: dict[MovedPartition, None] = {}  # with a backlog
+        self._waiting: dict[MovedPartition, None] = {}  # partitions with a backlog
         self._chosen: deque[MovedPartition] = deque()
         self._timers: dict[MovedPartition, asyncio.TimerHandle] = {}
         self._random = random.SystemRandom()
@@ -113,13 +113,13 @@ class Mover:
         self._pace = UploadPace(hold_bounds(storage), storage.upload_parallel)
         self._metadata = MetadataCopies(self)
         self._deletions = TopicDeletions(self, self._data_dir)
-        self._ending: set[MovedPartition] = set()  # retired, and something of it is still under way
+        self._ending: set[MovedPartition] = set()  # retired partitions with work under way
         self._loop: asyncio.AbstractEventLoop
 
     # -- life -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until the supervisor says stop and running work has ended, or its time is over."""
+        """Run until the supervisor stops it and running work has ended, or the time for that is over."""
         self._loop = loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self.stop)
@@ -148,11 +148,11 @@ class Mover:
         waiting = together(one.pending for one in self._waiting)
         self._context.pulse.upload_share = self._pace.watch({link.pid for link in self._open_links}, waiting)
         if self._bound:
-            self._fill_slots()  # there may be more of them
+            self._fill_slots()  # the pace may allow more uploads now
         self._loop.call_later(WATCH_S if self._pace.running else HEARTBEAT_S, self._beat)
 
     def _bind(self) -> None:
-        """Make sure that the store is this broker's before anything is read or written."""
+        """Check that the store is this broker's before any other access to it."""
         self.block(self._claim, self._bind_ended)
 
     def _bind_ended(self, _: Any, error: DanubeError | None) -> None:
@@ -212,7 +212,7 @@ class Mover:
     def _may_upload(self) -> bool:
         return not self._gate.closed and any(one.waiting(clock.wall_us()) for one in self._waiting)
 
-    # -- what workers say -------------------------------------------------------------------------
+    # -- frames of workers ------------------------------------------------------------------------
 
     def connected(self, link: OwnerLink) -> None:
         self._open_links.add(link)
@@ -223,12 +223,12 @@ class Mover:
         self._open_links.discard(link)
         for identity in [identity for identity, one in self._links.items() if one is link]:
             del self._links[identity]
-            self._partitions[identity].dirty = True  # it may have sealed without another word
+            self._partitions[identity].dirty = True  # the worker may have sealed segments without a report
             self.advance(self._partitions[identity])
         self._changed.set()
 
     def on_frame(self, link: OwnerLink, frame: Frame) -> None:
-        """One frame, checked by the link."""
+        """Handle one frame, which the link has checked."""
         kind = frame["kind"]
         if kind == "attach":
             self._attach(link, frame)
@@ -343,7 +343,7 @@ class Mover:
         if step is not None:
             if self._stepping >= STEP_THREADS:
                 self._ready.put(partition, partition.urgency)
-            elif step is Step.SCAN or self._gate.admit(now_us):  # a local directory needs no store
+            elif step is Step.SCAN or self._gate.admit(now_us):  # a scan of a directory needs no store
                 self._stepping += 1
                 ended = partial(self._step_ended, partition, step)
                 self._in_thread(self._steps, partition.job(step, now_us), ended)
@@ -376,7 +376,7 @@ class Mover:
             partition.failed(step, error, now_us, self._random.random())
             self._tell(partition)
         while self._ready and self._stepping < STEP_THREADS:
-            self.advance(self._ready.pop())  # before the one that has just had a thread
+            self.advance(self._ready.pop())  # it comes before the partition that has just had a thread
         self._after(partition)
 
     def _after(self, partition: MovedPartition) -> None:
@@ -424,7 +424,7 @@ class Mover:
 
     def _upload(self, partition: MovedPartition, now_us: int) -> None:
         slots = files = self._pace.slots
-        if len(self._waiting) < slots:  # else each of them has one
+        if len(self._waiting) < slots:  # otherwise each slot has a partition of its own
             files = sum(len(one.backlog.segments) - len(one.finished) for one in self._waiting)
         lanes = max(1, slots // max(1, files))
         begun = partition.upload_job(self._storage.part_bytes, lanes) if partition.waiting(now_us) else None
@@ -451,7 +451,7 @@ class Mover:
         took: Callable[[int], None],
         failed: Callable[[DanubeError, int, float], None],
     ) -> None:
-        """An upload or a merge has ended: tell the store's condition, the partition and its owner."""
+        """Take the outcome of an upload or a merge for the store's condition, the partition and its owner."""
         now_us, told = clock.wall_us(), partition.error
         self._health.judge(error, now_us, self._random.random())
         if error is None:
@@ -465,9 +465,9 @@ class Mover:
     # -- merges -----------------------------------------------------------------------------------
 
     def _merge(self) -> None:
-        """Merge objects of one partition at a time, in an own thread; partitions take turns."""
-        reserve.fill()  # here alone: until the store is bound, the thread that binds uses it
-        self._fill_slots()  # no partition's timer tells that the gate may be open again
+        """Merge objects of one partition at a time, in a thread of its own; partitions take turns."""
+        reserve.fill()  # only here: until the store is bound, the binding thread uses the reserve
+        self._fill_slots()  # the gate may be open again, and no partition's timer checks it
         now_us = clock.wall_us()
         if not self._merging and not self._stopping and not self._gate.closed:
             for identity, partition in list(self._partitions.items()):
@@ -475,7 +475,7 @@ class Mover:
                 job = partition.merge_job(now_us, self._data_dir / WORK_NAME)
                 self._tell_error(partition, told)
                 if job is not None:
-                    self._partitions[identity] = self._partitions.pop(identity)  # to the end of the turns
+                    self._partitions[identity] = self._partitions.pop(identity)  # its next turn comes last
                     self._merging = True
                     self._in_thread(self._merges, job, partial(self._merge_ended, partition))
                     break
@@ -495,11 +495,11 @@ class Mover:
         self._loop.call_later(delay_s, action)
 
     def settled(self, topic_id: int) -> bool:
-        """Whether nothing of a deleted topic is under way any more."""
+        """Return whether all work for a deleted topic has ended."""
         return all(one.owner.identity.topic_id != topic_id for one in self._ending)
 
     def _in_thread(self, pool: Executor, job: Job, ended: Ended) -> None:
-        if not self._ended:  # this signal comes again at the next start
+        if not self._ended:  # after that no work begins: the next mover starts anew
             future = self._loop.run_in_executor(pool, job)
             future.add_done_callback(lambda done: deliver(forget if self._ended else ended, done))
             future.add_done_callback(lambda _: self._changed.set())

@@ -12,17 +12,22 @@ from danube.host.unix_peer import peer_of
 if TYPE_CHECKING:
     from danube.broker.mover.partition import MovedPartition
 
-FETCHES_MAX: Final = 256  # of one worker, waiting or under way; then its connection is not read
+FETCHES_MAX: Final = 256  # open fetches of one worker; at this number its connection is not read
 
 
 class Mover(Protocol):
+    """Members of the mover that OwnerLink uses."""
+
     def connected(self, link: OwnerLink) -> None: ...
     def disconnected(self, link: OwnerLink) -> None: ...
     def on_frame(self, link: OwnerLink, frame: Frame) -> None: ...
 
 
 class OwnerLink(Accepted):
-    """States are not queued: a partition that changed is noted once and read when there is room to send."""
+    """Connection of one worker.
+
+    States are not queued: a changed partition is noted once, and its state is read when it can be sent.
+    """
 
     def __init__(self, mover: Mover) -> None:
         super().__init__()
@@ -53,7 +58,7 @@ class OwnerLink(Accepted):
         self._send_states()
 
     def changed(self, partition: MovedPartition) -> None:
-        """Tell the owner the partition's state as it is when there is room."""
+        """Send the partition's state to the owner when there is room; it is read only then."""
         if not self.closed:
             self._changed[partition] = None
             self._send_states()
@@ -85,5 +90,5 @@ class OwnerLink(Accepted):
 
 
 def told(error: DanubeError | None) -> dict[str, Any]:
-    """How an answer ended, as fields of its frame."""
+    """Return the outcome of a request as fields of its answer."""
     return {"error": ""} if error is None else {"error": str(error), "code": error.code}

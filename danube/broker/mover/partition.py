@@ -63,11 +63,11 @@ MERGE_PAUSE_US: Final = 600 * SECOND_US
 COMPACTION_INTERVAL_US: Final = 5 * SECOND_US  # between plans
 SWEEP_INTERVAL_US: Final = 3_600 * SECOND_US
 CURSORS_INTERVAL_US: Final = 10 * SECOND_US
-RETURN_INTERVAL_US: Final = 5 * SECOND_US  # between searches for records that come back in a hole
+RETURN_INTERVAL_US: Final = 5 * SECOND_US  # between searches for offers of records that fill a hole
 FINISHED_MAX: Final = 64  # uploaded segments that wait for an earlier one
-DROPPED_MAX: Final = 100_000  # the sweep removes any others
+DROPPED_MAX: Final = 100_000  # keys to remove; the sweep finds any others
 NEVER_US: Final = 1 << 62
-RETURNED_NAME: Final = "returned"  # below the data directory: what is being read of it
+RETURNED_NAME: Final = "returned"  # directory below the data directory, for offered objects
 
 Job = Callable[[], Any]
 
@@ -83,9 +83,9 @@ class Step(StrEnum):
 
 
 class Urgency(IntEnum):
-    """Whose step gets the next free thread."""
+    """Order in which partitions get the next free thread."""
 
-    LEAVING = 0  # another broker waits for it
+    LEAVING = 0  # another broker waits for the partition
     BACKLOG = 1  # records are only on this host
     AWAITED = 2  # readers wait for its manifest, or a subscription was changed
     QUIET = 3
@@ -101,29 +101,29 @@ class MovedPartition:
         self.manifest = uploader.manifest
         self.log_start = log_start
         self.backlog = Backlog([], "")
-        self.pending = NOTHING  # its part of the backlog
+        self.pending = NOTHING  # the partition's part of the backlog
         self.error = ""
         self.loaded = False
-        self.dirty = True  # the directory may hold more than was seen
-        self._told = False  # its owner has said so
+        self.dirty = True  # the directory must be listed again
+        self._told = False  # the owner has reported a sealed segment since the last listing
         self._scan_tried = False
-        self._oldest_us = NEVER_US  # of the records that are sealed and, as far as is known, only here
+        self._oldest_us = NEVER_US  # time of the oldest sealed record that is known only here
         self.fenced = False
-        self.retired = False  # replaced, detached or deleted: what is under way ends, nothing begins
-        self.predecessor: MovedPartition | None = None  # what is under way of it must end first
+        self.retired = False  # replaced, detached or deleted: running work ends, and none begins
+        self.predecessor: MovedPartition | None = None  # its running work must end first
         self.busy: Step | None = None
         self.running: set[int] = set()  # base offsets of the uploads under way
         self.finished: dict[int, SegmentEntry] = {}  # uploaded and read back, not in a manifest yet
         self.trim_offset = 0
-        self.given_up_end = 0  # open holes that begin below it are given up
+        self.given_up_end = 0  # open holes that begin below this offset are given up
         self._return_us = 0
         self.cursors: bytes | None = None
         self._cursors_soon = False  # a subscription was created, deleted or moved by request
-        self._leave_id = 0  # not 0: another broker is to have it, so nothing waits for more
-        self._leave_end = 0  # of the log that is to be in the store then
+        self._leave_id = 0  # not 0: another broker gets the partition, so no step is delayed
+        self._leave_end = 0  # end of the log that must be in the store before that
         self._listing = LocalListing(owner.directory)
         self._local: list[LocalSegment] = []
-        self._doubtful: set[int] | None = None  # may be in the store from before; None: all of them
+        self._doubtful: set[int] | None = None  # segments that an earlier mover may have put; None: all
         self._dropped: dict[str, int] = {}
         self._unnamed_since: dict[str, int] = {}
         self._failures = 0
@@ -132,19 +132,19 @@ class MovedPartition:
         self._cursors_us = 0
         self._cursors_generation = 0
         self._merge_us = 0
-        self._merged: list[Replacement] = []  # uploaded, to be named
-        self._tombstone_retention_ms: int | None = None  # None: it is not compacted
+        self._merged: list[Replacement] = []  # merged objects for the next manifest
+        self._tombstone_retention_ms: int | None = None  # None: the topic is not compacted
         self.merging = False
         self._merge_failed = False
         self._staged = StagedObjects()
         self._sweep_us = 0
         self._encoded: tuple[Manifest, bytes] | None = None
 
-    # -- what comes next --------------------------------------------------------------------------
+    # -- the next step ----------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """Whether no thread does anything for it."""
+        """Return whether no work for the partition is under way."""
         return self.busy is None and not self.running and not self.merging
 
     def next_step(self, now_us: int, stopping: bool) -> tuple[Step | None, int]:
@@ -156,7 +156,7 @@ class MovedPartition:
             return None, NEVER_US
         if now_us < self._retry_us:
             return None, self._retry_us
-        # The directory tells whether it is urgent, and asks no store for it; a scan that fails stops no load.
+        # A scan shows how urgent the partition is, without the store; a failing one does not stop LOAD.
         if self.dirty and (self.loaded or not self._scan_tried):
             return Step.SCAN, now_us
         if not self.loaded:
@@ -194,7 +194,7 @@ class MovedPartition:
         wanted = wanted or self.manifest.open_start < self.given_up_end
         if wanted:
             return 0 if stopping else self._installed_us + INSTALL_INTERVAL_US
-        # No segment is missing, so the log ends with a hole that only its host knows.
+        # No segment is missing, so the rest is a hole at the log's end that only this host knows.
         holed = self._leave_id and not self.backlog.segments and self.manifest.uploaded_end < self._leave_end
         return self._installed_us + INSTALL_INTERVAL_US if holed else NEVER_US
 
@@ -235,10 +235,10 @@ class MovedPartition:
             case "cursors":
                 self.cursors = frame["blob"]
                 self._cursors_soon |= bool(frame.get("soon"))
-            case "leave":  # another broker is to have it: all that is sealed, and these cursors, at once
+            case "leave":  # another broker gets it: upload all sealed segments and these cursors at once
                 self._leave_id, self.cursors, self.dirty = frame["id"], frame["blob"], True
                 self._leave_end = frame["end_offset"]
-            case "detach":  # given away, with all of it in the store: the rest is its next owner's
+            case "detach":  # it was given away with all records in the store; the next owner continues
                 self.retired = bool(frame.get("gone"))
             case "policy":
                 self.compact(frame["tombstone_retention_ms"] if frame["compacts"] else None)
@@ -246,7 +246,7 @@ class MovedPartition:
     # -- uploads ----------------------------------------------------------------------------------
 
     def upload_job(self, part_bytes: int, parallel: int) -> tuple[int, Job] | None:
-        """Base offset and job of the next upload; it counts as running from now on."""
+        """Return the base offset and job of the next upload, which counts as running from now on."""
         segment = self._next_upload()
         if segment is None:
             return None
@@ -261,7 +261,7 @@ class MovedPartition:
     def uploaded(self, base_offset: int, entry: SegmentEntry | None) -> None:
         self.running.discard(base_offset)
         if entry is None:
-            self.dirty = True  # it was evicted, expired or deleted meanwhile
+            self.dirty = True  # the segment was evicted, expired or deleted meanwhile
             return
         self.finished[base_offset] = entry
         self._succeeded()
@@ -277,7 +277,7 @@ class MovedPartition:
     def merge_job(self, now_us: int, work: Path) -> Job | None:
         """Return the next merge or compaction, which counts as under way from now on, or None.
 
-        A backlog comes first: local records are at risk, small objects are only slow.
+        A backlog comes first: records on one disk are at risk, while small objects are only slow.
         """
         if not self.loaded or self.retired or self.fenced or self.merging or self._merged:
             return None
@@ -303,7 +303,7 @@ class MovedPartition:
         return lambda: [(merge_objects(self.uploader, sources, work), sources)]
 
     def compact(self, tombstone_retention_ms: int | None) -> None:
-        """Whether the topic is to be compacted, and for how long tombstones stay then."""
+        """Set how long tombstones of a compacted topic stay; None: the topic is not compacted."""
         self._tombstone_retention_ms = tombstone_retention_ms
         self._merge_us = 0
 
@@ -323,7 +323,7 @@ class MovedPartition:
             self._succeeded()
 
     def merged(self, result: list[Replacement] | Examined, now_us: int) -> None:
-        """May be none: then the same would come to nothing again."""
+        """Take the result of a merge; an empty one postpones the next attempt."""
         self.merging = False
         if isinstance(result, Examined):
             self._staged.took(result, now_us)
@@ -423,7 +423,7 @@ class MovedPartition:
                 self.loaded, self.manifest = True, result
                 self._sweep_us = now_us + self._sweep_interval_us
             case Step.SCAN:
-                self._told = self.dirty  # told again meanwhile
+                self._told = self.dirty  # the owner reported another segment meanwhile
                 self._local = result
                 if self._doubtful is None:
                     self._doubtful = {segment.base_offset for segment in result}
@@ -440,7 +440,7 @@ class MovedPartition:
             case Step.CURSORS:
                 self._cursors_us = now_us
                 self._cursors_generation, stored = result
-                if self.cursors is stored:  # else newer ones came meanwhile
+                if self.cursors is stored:  # otherwise newer cursors came meanwhile
                     self.cursors, self._cursors_soon = None, False
             case Step.SWEEP:
                 self._unnamed_since = result.unnamed_since
@@ -460,12 +460,12 @@ class MovedPartition:
         return min(SWEEP_INTERVAL_US, self.settings.orphan_age_us)
 
     def failed(self, step: Step, error: DanubeError, now_us: int, chance: float) -> None:
-        """The step ended with an error; it is due again after a while.  Nothing of it is forgotten."""
+        """Note that the step failed; it is due again after a delay, with all its inputs."""
         self.busy = None
         if step is Step.SCAN:
             self.dirty = True
         elif step is Step.RETURN:
-            self.manifest = self.uploader.manifest  # some may have come back before it failed
+            self.manifest = self.uploader.manifest  # some holes may have been filled before the error
         self._failed(error, now_us, chance)
 
     def wait_no_longer(self) -> None:
@@ -499,10 +499,10 @@ class MovedPartition:
         bases = {segment.base_offset for segment in self.backlog.segments}
         self.finished = {base: entry for base, entry in self.finished.items() if base in bases}
 
-    # -- what the owner is told -------------------------------------------------------------------
+    # -- the report to the owner ------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The fields of a ``state`` frame."""
+        """Return the fields of a ``state`` frame."""
         if self._encoded is None or self._encoded[0] is not self.manifest:
             self._encoded = (self.manifest, self.manifest.encode())
         return {

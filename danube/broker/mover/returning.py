@@ -1,4 +1,4 @@
-"""Return of records that only this host's disk has to partitions that another broker owns now.
+"""Return of records that only this host's disk has, to partitions that another broker owns now.
 
 A partition's directory that is not continued lies below ``returning``, named after its partition and the last
 epoch in which it was appended to.  Blocking; the mover runs a round now and then:
@@ -12,8 +12,6 @@ Every step is repeated until the last one is done.  Records that the owner does 
 A mover remembers its progress (:class:`Memory`), so a segment is read once.  If the owner removes an offer
 without installing all of it, the offer is repeated, OFFERS_MAX times to one owner, each time with objects
 read again.
-
-The mover's rounds for disks that came back: directories whose partitions go on elsewhere.
 
 A directory below ``partitions`` is *stranded* if the store has a manifest of a later ownership than its last
 opening: another broker took over, and no record is appended here again.  The directory is set aside and its
@@ -70,7 +68,7 @@ class Aside(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Outcome of one round, in words: offered, waiting for the owner, removed, or staying for a human."""
+    """Outcome of one round: offered, waiting for the owner, removed, or left for an operator."""
 
     word: str
     why: str = ""
@@ -81,18 +79,18 @@ _REMOVED: Final = Outcome("removed")
 
 @dataclass(slots=True)
 class Memory:
-    """Work that this process has done for one directory that was set aside."""
+    """Progress of this process with one directory that was set aside."""
 
-    log_end: int = -1  # of the log, once it was sealed
-    entries: dict[int, SegmentEntry] = field(default_factory=dict)  # by base offset: read back from the store
-    damaged: dict[int, str] = field(default_factory=dict)  # and why it cannot be an object
-    offered: tuple[int, tuple[int, ...]] | None = None  # the manifest's epoch, and which segments
+    log_end: int = -1  # end of the sealed log; -1 before
+    entries: dict[int, SegmentEntry] = field(default_factory=dict)  # uploaded segments, by base offset
+    damaged: dict[int, str] = field(default_factory=dict)  # damaged segments by base offset, with reasons
+    offered: tuple[int, tuple[int, ...]] | None = None  # the manifest's epoch, and offered base offsets
     offer_count: int = 0
     told: Outcome | None = None
 
 
 def asides(data_dir: Path) -> list[Aside]:
-    """All that lies there and has its file ``owner``."""
+    """Return all directories that were set aside and have their file ``owner``."""
     try:
         paths = sorted((data_dir / RETURNING).iterdir())
     except FileNotFoundError:
@@ -137,7 +135,7 @@ def _offer(
     store: ObjectStore, aside: Aside, memory: Memory, manifest: Manifest, tail: Tail,
     wanted: list[LocalSegment], waiting: bool,
 ) -> Outcome:  # fmt: skip
-    """Offer segments in open holes, unless that is done, or this owner has refused it."""
+    """Offer segments in open holes, unless they are offered already, or this owner has refused them."""
     offered = manifest.epoch, tuple(one.base_offset for one in wanted)
     if memory.offered != offered:
         memory.offered, memory.offer_count = offered, 0
@@ -145,7 +143,7 @@ def _offer(
         return Outcome("offered")
     elif memory.offer_count >= OFFERS_MAX:
         return _refused(memory, wanted)
-    else:  # removed, and not all of it was installed: perhaps an object differed from the file here
+    else:  # the offer was removed, but not all was installed: an object may differ from the local file
         memory.entries.clear()
     entries = _uploaded(store, aside, manifest, tail, wanted, memory)
     put_offer(store, aside.identity, msgspec.structs.replace(tail, rows=[tuple(one) for one in entries]))
@@ -164,7 +162,7 @@ def _refused(memory: Memory, wanted: list[LocalSegment]) -> Outcome:
 
 
 def newest_manifest(store: ObjectStore, identity: LogIdentity) -> Manifest | None:
-    """The one in force, as a reader finds it."""
+    """Return the manifest in force, found as a reader does; None without one."""
     keys = [found.key for found in store.list(manifest_prefix(identity))]
     return Manifest.decode(store.get(keys[-1])) if keys else None
 
@@ -174,7 +172,7 @@ def _offer_key(aside: Aside) -> str:
 
 
 def _seal(aside: Aside) -> int:
-    """Recover the log and seal it; returns where it ends."""
+    """Recover the log and seal its last segment; return the log's end."""
     log = Log.open(aside.directory, aside.identity, last_log_epoch(aside.kept.last_epoch))
     log_end = log.log_end
     log.close()
@@ -182,13 +180,13 @@ def _seal(aside: Aside) -> int:
 
 
 def _segments(aside: Aside) -> list[LocalSegment]:
-    """The sealed segments that hold anything."""
+    """Return the sealed segments with records."""
     found = LocalListing(aside.directory).refresh()
     return [one for one in found if one.sealed and one.end_offset > one.base_offset]
 
 
 def _wanted(manifest: Manifest, tail: Tail, offset: int) -> bool:
-    """Whether it lies in a hole that this directory may fill."""
+    """Return whether the offset lies in a hole that this directory may fill."""
     hole = manifest.hole_at(offset)
     return hole is not None and tail.owns(hole)
 
@@ -206,9 +204,9 @@ def _uploaded(
         path = aside.directory / file_name(base_offset)
         try:
             entry = uploader.upload(path, resumed=True)
-        except StoreDamaged as error:  # the object, not the file: it is put again with the next offer
+        except StoreDamaged as error:  # the object is damaged, not the file: the next offer puts it again
             _log.limited("an object is not what was put", source=str(path), why=str(error))
-        except Damage as error:  # this segment alone: the others may come back
+        except Damage as error:  # only this segment is damaged: the others can be returned
             memory.damaged[base_offset] = str(error)
             hint = "put an intact copy of the file in its place and start the broker again, or give it up"
             _log.limited("a segment cannot come back", source=str(path), why=str(error), hint=hint)
@@ -253,7 +251,10 @@ ROUND_S: Final = 15.0
 
 
 class Returns:
-    """``held`` says whether a worker has a partition, or whether it is being made ready for one."""
+    """Runs the rounds of one mover.
+
+    ``held`` returns whether a worker has a partition, or its directory is being prepared for one.
+    """
 
     def __init__(self, mover: Mover, data_dir: Path, held: Callable[[LogIdentity], bool]) -> None:
         self._mover = mover
@@ -262,11 +263,11 @@ class Returns:
         self._memories: dict[str, Memory] = {}
 
     def begin(self) -> None:
-        """Called once the store is this broker's; then it goes on by itself."""
+        """Start the rounds; called once the store is known to be this broker's."""
         self._mover.block(partial(stranded, self._mover.store, self._data_dir), self._found)
 
     def _found(self, directories: Any, error: DanubeError | None) -> None:
-        # Decided here, on the mover's loop, where nothing becomes held in between; a rename is quick.
+        # The check and the rename run on the mover's loop, so no partition becomes held in between.
         for identity, directory, kept in directories or ():
             if not self._held(identity) and read_owner(directory) == kept:
                 try:
@@ -287,7 +288,7 @@ class Returns:
 
 
 def stranded(store: ObjectStore, data_dir: Path) -> list[tuple[LogIdentity, Path, KeptOwner]]:
-    """Directories whose partition another ownership went on with.  In a thread."""
+    """Return directories whose partitions another owner has continued; called in a thread."""
     root = data_dir / "partitions"
     found: list[tuple[LogIdentity, Path, KeptOwner]] = []
     try:
@@ -301,7 +302,7 @@ def stranded(store: ObjectStore, data_dir: Path) -> list[tuple[LogIdentity, Path
             continue
         try:
             manifest = newest_manifest(store, identity)
-        except (Damage, ObjectMissing) as error:  # replaced while it was looked for, or told by others
+        except (Damage, ObjectMissing) as error:  # replaced meanwhile, or damaged, which others report
             _log.limited("a manifest cannot be read", source=name, why=str(error))
             continue
         if manifest is not None and manifest.epoch // LOG_EPOCHS > kept.last_epoch:

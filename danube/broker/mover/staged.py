@@ -1,10 +1,10 @@
 """Staged objects of one partition at the mover: offered, examined, installed or refused.
 
-A job asks until all of its objects are settled; asking again changes nothing.  A verdict is forgotten when it
-was given, and the manifest tells which objects are installed, so a job that never returns leaves nothing.
-After a crash of the mover the next question begins anew.
+A job repeats its request until all of its objects are settled; repeating changes nothing.  A verdict is
+dropped once it was fetched, and the manifest shows which objects are installed.  So a job that never returns
+leaves no state.  After a crash of the mover the next request begins anew.
 
-Called on the mover's loop, but for the jobs and the change, which run in its threads.
+All methods are called on the mover's loop, except the jobs and the change, which run in its threads.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from danube.wal.tier.manifest import Manifest, SegmentEntry
 from danube.wal.tier.staged import Rules, Staged, decode_staged, examine_staged, names, objection, sources_of
 from danube.wal.tier.uploader import Change, Ownership, Uploader
 
-STAGED_MAX: Final = 256  # of one partition at a time
-SOURCES_MAX: Final = 65_536  # of all these together
-JOB_BYTES_MAX: Final = 1 * GIB  # examined in one go, unless the first alone is larger
+STAGED_MAX: Final = 256  # objects of one partition at a time
+SOURCES_MAX: Final = 65_536  # sources of all these together
+JOB_BYTES_MAX: Final = 1 * GIB  # examined by one job, unless the first object is larger
 FORGET_US: Final = 600_000_000
 
 INSTALLED: Final = "installed"
 REFUSED: Final = "refused"
 WAITING: Final = "waiting"
-Answer = tuple[str, str]  # one of the words above, and why
+Answer = tuple[str, str]  # one of the words above, and the reason
 
 
 class Examined(NamedTuple):
-    """Verdicts on objects that were read, by content hash: why one cannot be installed, or empty."""
+    """Verdicts on objects by content hash: the reason why one cannot be installed, or empty."""
 
     verdicts: dict[bytes, str]
 
 
 class _Known(msgspec.Struct):
-    """One offered object.  ``refused``: why it never will be installed; empty as long as it may be."""
+    """One offered object.  ``refused``: the reason why it will not be installed; empty without one."""
 
     one: Staged
     examined: bool = False
@@ -62,15 +62,15 @@ class StagedObjects:
 
     @property
     def examined(self) -> bool:
-        """Whether something is to be installed."""
+        """Return whether there are objects to install."""
         return any(known.examined and not known.refused for known in self._known.values())
 
     def keys(self, identity: LogIdentity) -> set[str]:
-        """Return the keys of the objects that may still be named."""
+        """Return the keys of the objects that a manifest may still name."""
         return {segment_key(identity, known.one.made) for known in self._known.values() if not known.refused}
 
     def ask(self, offered: Sequence[Staged], manifest: Manifest, rules: Rules, why: str) -> list[Answer]:
-        """Return the state of each offered object and take in new ones; ``why`` holds all of them up."""
+        """Return the state of each offered object and add new ones; ``why``: a reason for all to wait."""
         self._forget(rules.now_us)
         expected = {one.made.content_hash for one in offered} | set(self._known)
         return [self._answer(one, manifest, rules, expected, why) for one in offered]
@@ -102,7 +102,7 @@ class StagedObjects:
         return len(self._known) < STAGED_MAX and held + len(one.sources) <= SOURCES_MAX
 
     def _forget(self, now_us: int) -> None:
-        """Forget verdicts that were never fetched."""
+        """Drop old verdicts that were never fetched."""
         old = [
             name
             for name, known in self._known.items()
@@ -116,7 +116,7 @@ class StagedObjects:
     def job(
         self, uploader: Uploader, manifest: Manifest, rules: Rules, work: Path
     ) -> Callable[[], Examined] | None:
-        """Reads the next ones, about JOB_BYTES_MAX of them; None if nothing waits."""
+        """Return a job that examines the next objects, about JOB_BYTES_MAX; None if none wait."""
         chosen: list[tuple[Staged, list[SegmentEntry]]] = []
         size = 0
         for known in self._known.values():
@@ -133,7 +133,7 @@ class StagedObjects:
         return (lambda: _examine(uploader, chosen, work)) if chosen else None
 
     def took(self, examined: Examined, now_us: int) -> None:
-        """A job ended."""
+        """Take the verdicts of a job."""
         for name, why in examined.verdicts.items():
             known = self._known.get(name)
             if known is not None:
@@ -151,7 +151,7 @@ class StagedObjects:
             result = manifest
             self._last_change = verdicts = {}
             for one in ready:
-                made = one.made._replace(uploaded_us=rules.now_us)  # the clock of the job is not ours
+                made = one.made._replace(uploaded_us=rules.now_us)  # the job's clock may differ from ours
                 why = objection(one, result, rules)
                 verdicts[made.content_hash] = why
                 if not why:
@@ -162,7 +162,7 @@ class StagedObjects:
         return change
 
     def installed(self, manifest: Manifest, now_us: int) -> None:
-        """A manifest that the last change was made for is in force."""
+        """Drop the objects that the manifest now in force names."""
         for name, why in self._last_change.items():
             known = self._known.get(name)
             if known is None:
@@ -201,7 +201,7 @@ class Partition(Protocol):
 
 
 def judged(question: Frame, partition: Partition | None, now_us: int) -> dict[str, Any]:
-    """The fields of the answer to a ``staged`` frame; ``partition``: None when the asker does not own it."""
+    """Return the answer to a ``staged`` frame; ``partition``: None if the sender does not own it."""
     try:
         if partition is None or partition.owner.epoch != question["epoch"]:
             raise OwnerMoved("the partition has another owner", why=f"not with epoch {question['epoch']}")

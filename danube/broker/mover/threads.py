@@ -26,22 +26,22 @@ from danube.errors import DanubeError
 from danube.host import clock
 from danube.wal.stores.objects import Progress
 
-NICENESS: Final = 5  # a third of the share of a thread that has none, where processors are short
+NICENESS: Final = 5  # on a busy host such a thread gets a third of a normal thread's share
 
 
 def yielding_pool(count: int, name: str) -> ThreadPoolExecutor:
-    """A pool of so many threads; threads that they start (parts of an upload) yield as they do."""
+    """Return a pool of ``count`` nice threads; threads that they start (parts of an upload) are nice, too."""
     return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_yield)
 
 
 def _yield() -> None:
     thread = threading.get_native_id()
     niceness = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # to go back is not allowed
+    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # Linux allows no lower value
 
 
 def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Future[Any]) -> None:
-    """How a job ended: a DanubeError is an outcome, anything else is a bug and ends the process."""
+    """Pass on the outcome of a job: its result or DanubeError; any other error is a bug and is raised."""
     if future.cancelled():
         return
     error = future.exception()
@@ -54,7 +54,7 @@ def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Fu
 
 
 def forget(result: Any, error: DanubeError | None) -> None:
-    """Takes an outcome that came after the mover had ended."""
+    """Drop an outcome that came after the mover had ended."""
 
 
 async def wait_for(met: Callable[[], bool], changed: asyncio.Event, limit_s: float) -> None:
@@ -79,7 +79,7 @@ def scheduled(pid: int) -> Scheduled | None:
 
 
 class UploadPace:
-    """One for all uploads of the mover; ``running`` is how many are under way."""
+    """Pace of all uploads of the mover; ``running`` is the number of uploads under way."""
 
     def __init__(self, bounds: Bounds, parallel: int) -> None:
         self.running = 0
@@ -88,16 +88,16 @@ class UploadPace:
 
     @property
     def share(self) -> float:
-        """Share of their full speed that uploads may use."""
+        """Return the share of their full speed that uploads may use."""
         return 1.0 if self._released.is_set() else self._pace.share
 
     @property
     def slots(self) -> int:
-        """How many uploads may be under way before another one begins."""
+        """Return how many uploads may be under way at the same time."""
         return self._pace.slots
 
     def watch(self, pids: Iterable[int], waiting: Pending) -> float:
-        """Look at the workers, several times a second while there are uploads; returns the share.
+        """Measure the workers; return the new share.  Called several times a second during uploads.
 
         ``waiting``: the backlog.
         """
@@ -120,5 +120,5 @@ class UploadPace:
         return rest
 
     def release(self) -> None:
-        """Hold no upload any more: the mover ends, and uploads under way shall arrive."""
+        """Stop pausing uploads: the mover ends, and uploads under way should complete."""
         self._released.set()

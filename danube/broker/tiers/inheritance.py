@@ -76,20 +76,20 @@ class Heir(NamedTuple):
 
 
 class Inherited(NamedTuple):
-    """Whether the local log is continued, and where it begins otherwise."""
+    """Result of an inheritance: whether the local log is continued, else where the new log begins."""
 
     continued: bool
     start: int
-    hole_end: int  # of the hole before it; 0 where there is none
+    hole_end: int  # end of the hole before the new log; 0 without a hole
 
 
 def last_log_epoch(epoch: int) -> int:
-    """The highest epoch that a log can have had in this epoch of its ownership."""
+    """Return the highest epoch of a log in this epoch of its ownership."""
     return epoch * LOG_EPOCHS + LOG_EPOCHS - 1
 
 
 def read_owner(directory: Path) -> KeptOwner | None:
-    """Return the owner that the directory names; None without a readable file: it is not continued then."""
+    """Return the owner that the directory names; None without a readable file, so it is not continued."""
     try:
         data = files.read_bounded(directory / OWNER_FILE, _FILE_BYTES_MAX)
         return msgspec.json.decode(data, type=KeptOwner)
@@ -102,7 +102,7 @@ def write_owner(directory: Path, kept: KeptOwner) -> None:
 
 
 def holds_log(directory: Path) -> bool:
-    """Whether there is a segment file."""
+    """Return whether the directory has a segment file."""
     try:
         return any(base_offset_of(name) is not None for name in os.listdir(directory))
     except FileNotFoundError:
@@ -110,11 +110,11 @@ def holds_log(directory: Path) -> bool:
 
 
 def continues(kept: KeptOwner | None, holds: bool, heir: Heir, manifest: Manifest) -> bool:
-    """Whether the local directory has every record that was given.  Pure."""
+    """Return whether the local directory has every record that was ever given an offset.  Pure."""
     reservation = heir.reservation
     if reservation.end and not reservation.broker_id:  # commands were lost: others may have given more
         return False
-    if kept is None:  # it was never opened in a cluster: then nothing may be reserved
+    if kept is None:  # it was never opened in a cluster, so it counts only without a reservation
         return not reservation.broker_id and (holds or not manifest.uploaded_end)
     if kept.broker_id != heir.broker_id or (manifest.uploaded_end and not holds):
         return False
@@ -146,7 +146,7 @@ def _inherit(store: ObjectStore, heir: Heir, data_dir: Path, now_us: int) -> Inh
     uploader = Uploader(store, heir.owner)
     manifest = uploader.load()
     if kept is not None and kept.last_epoch + 1 < heir.epoch and continues(kept, holds, heir, manifest):
-        # An owner in between may be about to name a hole where this log goes on; after this it cannot.
+        # This stops a late owner in between from naming a hole at offsets that this log will give.
         manifest = uploader.install(lambda known: known)
     if continues(kept, holds, heir, manifest):
         files.make_directory(directory)
@@ -176,7 +176,7 @@ def set_aside(directory: Path, data_dir: Path) -> None:
     if kept is None and not holds_log(directory):
         shutil.rmtree(directory)
         return
-    # Also one without a segment: offsets were reserved for it, and it alone can say that none was given.
+    # Also without a segment: offsets were reserved for it, and only it shows that none were given.
     epoch = kept.last_epoch if kept is not None else 0
     target = data_dir / RETURNING / f"{directory.name}-{epoch:010d}"
     files.make_directory(target.parent)
@@ -190,9 +190,9 @@ def set_aside(directory: Path, data_dir: Path) -> None:
 
 
 def _name_hole(store: ObjectStore, heir: Heir, made: Path, now_us: int) -> Manifest:
-    """Put the manifest behind which the log begins into force; no lower epoch can add to it then.
+    """Put a manifest of the new epoch, behind whose end the log begins; it stops all lower epochs.
 
-    Also without a hole: a former owner may yet fill another one, or merge, and we would not hear of it.
+    Also without a hole, because a former owner could still fill another hole, or merge, unnoticed.
     """
     reservation = heir.reservation
     uploader = Uploader(store, heir.owner._replace(directory=made))
@@ -209,13 +209,13 @@ def _fill(store: ObjectStore, heir: Heir, manifest: Manifest, made: Path) -> Non
     create_empty(made, owner.identity, owner.epoch, end, created_us, owner.log_id)
     try:
         restore_producers(store, owner, manifest, made)
-    except (Damage, ObjectMissing) as error:  # one object less must not end the whole partition
+    except (Damage, ObjectMissing) as error:  # one bad object must not keep the partition closed
         _log.warning("producers are not what they were", topic=owner.topic, why=str(error))
     try:
         restore_cursors(store, owner, manifest, made)
     except Damage as error:
         _log.warning("cursors are not what they were", topic=owner.topic, why=str(error))
-    except ObjectMissing as error:  # a newer copy took its place since it was listed
+    except ObjectMissing as error:  # a newer copy has replaced it since the listing
         raise StoreUnavailable(f"cursors of {owner.topic} cannot be read now", why=str(error)) from error
     write_owner(made, KeptOwner(heir.broker_id, heir.epoch, heir.epoch, heir.incarnation))
     files.fsync_directory(made)

@@ -5,8 +5,8 @@ parts get their names.  So an interrupted restore is begun anew or completed, an
 never changed.
 
     restoring/metadata/metadata.log          the newest metadata snapshot that can be read
-    restoring/partitions/<id>/<offset>.seg   an empty log that numbers on where uploading had come
-                             /producers      what is remembered of producers there
+    restoring/partitions/<id>/<offset>.seg   an empty log that continues behind the uploaded records
+                             /producers      the state of producers at that offset
                              /cursors-*      the newest copy of the cursors, none beyond that offset
     restoring/complete                       the store's identity and the largest epoch
 
@@ -85,12 +85,14 @@ class Restored(NamedTuple):
 
 
 class _Complete(msgspec.Struct, frozen=True):
+    """Content of the file ``complete``."""
+
     store: StoreIdentity
     epoch: int
 
 
 class _Found(NamedTuple):
-    """One partition that came back."""
+    """One restored partition."""
 
     epoch: int = 0
     objects: int = 0
@@ -100,12 +102,12 @@ class _Found(NamedTuple):
 
 
 def holds_data(data_dir: Path) -> bool:
-    """Whether a broker has kept something there."""
+    """Return whether the directory holds a broker's data."""
     return bool(partition_names(data_dir)) or (data_dir / "metadata" / "metadata.log").exists()
 
 
 def finish_restore(data_dir: Path) -> bool:
-    """End a restore that was cut off after everything was written; False when there is none."""
+    """Complete a restore that was interrupted after all files were written; False without one."""
     staging = data_dir / STAGING
     try:
         done = msgspec.json.decode(
@@ -115,7 +117,7 @@ def finish_restore(data_dir: Path) -> bool:
         return False
     data = DataDir(data_dir)
     try:
-        shutil.rmtree(data_dir / WITNESSES, ignore_errors=True)  # of logs that were there before
+        shutil.rmtree(data_dir / WITNESSES, ignore_errors=True)  # they belong to the lost logs
         data.advance_incarnation(done.epoch // LOG_EPOCHS)
         for name in ("partitions", "metadata"):
             if (staging / name).is_dir():
@@ -141,16 +143,16 @@ def _take_over(source: Path, target: Path) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            _copy_over(source / name, target / name)  # a disk of its own is mounted there
+            _copy_over(source / name, target / name)  # another disk is mounted at the target
     files.fsync_directory(target)
 
 
 def _copy_over(source: Path, target: Path) -> None:
-    """A file, or a directory of files, onto another file system: whole under its name, or not there."""
+    """Copy a file, or a directory of files, to another file system; the name appears with the whole copy."""
     unfinished = target.with_name(target.name + ".new")
     if source.is_dir():
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.rmtree(target, ignore_errors=True)  # of an attempt that was cut off
+        shutil.rmtree(target, ignore_errors=True)  # the rest of an interrupted attempt
         files.make_directory(unfinished)
         for name in files.list_names(source):
             files.replace_durably(unfinished / name, (source / name).read_bytes())
@@ -162,7 +164,7 @@ def _copy_over(source: Path, target: Path) -> None:
 
 
 def restore_if_empty(store: ObjectStore, data_dir: Path) -> Restored | None:
-    """Restore at a start if nothing is here and the store holds a broker's data."""
+    """Restore at a start if the directory is empty and the store holds a broker's data."""
     if finish_restore(data_dir) or holds_data(data_dir):
         return None
     if stored_identity(store) is None or not _metadata_keys(store):
@@ -258,7 +260,7 @@ def _newest_metadata(store: ObjectStore) -> tuple[Metadata, list[str]]:
 
 
 def _pass_unknown_ids(store: ObjectStore, metadata: Metadata) -> list[str]:
-    """Topics that were made after the metadata was copied: their ids must not be given again."""
+    """Advance the topic ids beyond those of topics made after the copy of the metadata; report these."""
     problems: list[str] = []
     after = f"{PARTITIONS_PREFIX}{metadata.next_topic_id - 1:016x}-~"
     while (found := next(iter(store.list(PARTITIONS_PREFIX, after)), None)) is not None:
@@ -314,7 +316,7 @@ def _newest_manifest(store: ObjectStore, identity: LogIdentity) -> tuple[Manifes
 def _newest(
     store: ObjectStore, keys: Iterable[str], decode: Callable[[bytes], _Copy]
 ) -> tuple[_Copy | None, list[str]]:
-    """The newest copy that can be read, and what is wrong with newer ones."""
+    """Return the newest copy that can be read, and the faults of newer ones."""
     problems: list[str] = []
     for key in sorted(keys, reverse=True):
         try:

@@ -29,7 +29,7 @@ class _Piece(NamedTuple):
 
 
 def _remote(manifest: Manifest, start: int, log_start: int) -> Iterator[_Piece]:
-    """Segments that lie only in the store, or begin there, and hold records above ``start``."""
+    """Return segments with records above ``start`` that are only in the store, or begin there."""
     entries = manifest.entries[manifest.find(start) :]
     count = int((entries["base_offset"] < log_start).sum())
     columns = [entries[name][:count].tolist() for name in ("base_offset", "end_offset", "last_append_us")]
@@ -37,7 +37,7 @@ def _remote(manifest: Manifest, start: int, log_start: int) -> Iterator[_Piece]:
 
 
 class Expired(NamedTuple):
-    """All records below ``end`` have expired; ``fact`` says how that is known."""
+    """All records below ``end`` have expired, for the reason ``fact``."""
 
     end: int
     fact: str
@@ -89,7 +89,7 @@ class _Over:
         self._excess_count = count - policy.retention_segments if policy.retention_segments else 0
 
     def take(self, piece: _Piece) -> str:
-        """Why the next one has expired; empty if it has not."""
+        """Return why the next segment has expired; empty if it has not."""
         policy = self._policy
         if self._cutoff_us is not None and piece.last_append_us < self._cutoff_us:
             fact = f"older than retention_ms={policy.retention_ms}"
@@ -105,14 +105,14 @@ class _Over:
 
 
 def _nowhere(manifest: Manifest, end: int, base_offset: int) -> bool:
-    """Whether no tier and no other disk has ``end .. base_offset``, behind the expired records."""
+    """Return whether no tier and no other disk has ``end .. base_offset``, behind the expired records."""
     if not 0 < end < base_offset or manifest.plan(end, base_offset):
         return False
     return not any(one.open and one.start < base_offset and end < one.end for one in manifest.all_holes())
 
 
 def verified(segment: StoredSegment, manifest: Manifest) -> bool:
-    """Whether the store holds every record of a sealed local segment, by a verified entry."""
+    """Return whether verified objects hold every record of a sealed local segment."""
     number = manifest.find(segment.base_offset)
     if number >= len(manifest):
         return False
@@ -126,15 +126,15 @@ def verified(segment: StoredSegment, manifest: Manifest) -> bool:
 
 
 class LocalRetention(NamedTuple):
-    """Bounds of data that stays on this host although the store has it too; 0 is no limit."""
+    """Limits of data that stays on this host although the store has it too; 0 is no limit."""
 
     ms: int = 0
     size_bytes: int = 0
-    segments: int = 0  # of one partition
+    segments: int = 0  # for each partition
 
 
 def evictable_end(manifest: Manifest, log: Log, now_us: int, keep: LocalRetention) -> int:
-    """Offset below which local segments may leave this host now; 0 when none may."""
+    """Return the offset below which local segments may be evicted now; 0 if none may."""
     front = log.front()
     candidates = list(takewhile(lambda one: one.sealed and verified(one, manifest), front))
     cutoff_us = now_us - keep.ms * 1000 if keep.ms else None

@@ -1,12 +1,11 @@
 """Tiered storage of a worker: reports sealed segments to the mover, applies its answers.
 
-Everything said to the mover is said again on a new connection, so a mover that starts anew, or a lost
-frame, costs time and nothing else.
+All reports are repeated on a new connection to the mover, so a restarted mover or a lost frame only causes a
+delay.
 
-Questions about staged objects, on their way from a client through the partition's owner to the mover.
-
-The owner only passes them on: with the epoch that it has, again on a new connection to the mover, and not for
-ever.  Asking twice changes nothing, so a question whose answer was lost is asked again by the client.
+Requests about staged objects go from a client through the partition's owner to the mover.  The owner adds its
+epoch, and repeats them on a new connection until a time limit.  Repeating a request changes nothing, so the
+client sends it again if the answer was lost.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _Asked(NamedTuple):
 
 
 class StagedQuestions:
-    """A worker's open questions about staged objects.
+    """A worker's open requests about staged objects.
 
     ``send(kind, **fields)`` writes to the mover, or does nothing without a connection.
     """
@@ -64,7 +63,7 @@ class StagedQuestions:
         self._number = 0
 
     def ask(self, hosted: HostedPartition, topic_id: int, objects: bytes, answer: Answer) -> None:
-        """Ask for verdicts on ``objects``; raises WrongState or Overloaded if that is not possible."""
+        """Request verdicts on ``objects``; raises WrongState, or Overloaded with too many open requests."""
         if topic_id != hosted.topic_id:
             raise WrongState(
                 f"{hosted.record.topic} is another topic than the objects are of",
@@ -86,12 +85,12 @@ class StagedQuestions:
         )  # fmt: skip
 
     def resend(self) -> None:
-        """A new connection to the mover."""
+        """Send all open requests again, on a new connection to the mover."""
         for number, asked in self._asked.items():
             self._say(number, asked)
 
     def answered(self, frame: Mapping[str, Any]) -> None:
-        """A ``judged`` frame."""
+        """Answer a request with the mover's ``judged`` frame."""
         asked = self._asked.pop(frame["id"], None)
         if asked is None:
             return
@@ -116,7 +115,7 @@ _UNHEARD: Final[dict[str, Any]] = {"name": "", "answers": None, "error": "", "hi
 
 
 class TierOptions(NamedTuple):
-    """Options from the section ``storage``; 0 keeps for ever."""
+    """Options of the section ``storage``."""
 
     seal_after_ms: int = 60_000
     local_retention: LocalRetention = LocalRetention()
@@ -134,7 +133,7 @@ Connect = Callable[[Callable[[], None], Callable[[Any], None]], "LinkClient"]
 
 
 class Tiers:
-    """Made once for each worker; all methods run on its loop.
+    """Tiered storage of one worker; all methods run on its loop.
 
     ``wake`` schedules a partition's subscriptions, ``roll`` ends its active segment, and ``metadata`` gives
     the version of the metadata and a function for its snapshot (None: another worker keeps the copies).
@@ -161,9 +160,9 @@ class Tiers:
         self._metadata_sent = -1
         self._metadata_ns = self._cursors_ns = 0
         self._tiers: dict[LogIdentity, HostedTier] = {}
-        self._deleted: dict[int, int] = {}  # topic id -> partitions
+        self._deleted: dict[int, int] = {}  # partition counts of deleted topics, by topic id
         self._waiters: list[_Waiter] = []
-        self._looked: set[HostedTier] = set()  # their manifest is new: something may leave this host
+        self._looked: set[HostedTier] = set()  # tiers with a new manifest: segments may be evictable
         self._store: dict[str, Any] = _UNHEARD
         self._leave_id = self._inherit_id = 0
         self._heirs: dict[int, Callable[[DanubeError | None], None]] = {}
@@ -171,7 +170,7 @@ class Tiers:
     # -- partitions -------------------------------------------------------------------------------
 
     def attach(self, hosted: HostedPartition) -> None:
-        """This worker owns the partition now, or has opened its log anew under another epoch."""
+        """Make the tier of a partition that was opened, or whose log was opened anew with another epoch."""
         if hosted.log is None:
             return
         if hosted.tier is None:
@@ -216,7 +215,7 @@ class Tiers:
             self.link.send(kind, **fields)
 
     def forget(self, hosted: HostedPartition) -> None:
-        """The partition is not hosted here any more."""
+        """Drop the tier of a partition that is no longer hosted here."""
         tier = hosted.tier
         if tier is not None and self._tiers.get(tier.identity) is tier:
             del self._tiers[tier.identity]
@@ -225,7 +224,7 @@ class Tiers:
             self.cache.forget(tier.identity)
 
     def delete(self, record: TopicRecord) -> None:
-        """The topic was deleted: its objects go too."""
+        """Have the mover remove the objects of a deleted topic."""
         if record.policy.reliable and len(self._deleted) < DELETED_REMEMBERED_MAX:
             self._deleted[record.topic_id] = max(1, record.partition_count)
             self._say_deleted(record.topic_id)
@@ -245,9 +244,9 @@ class Tiers:
         self._send("give_up", tier, end_offset=tier.given_up_end)
 
     def leave(self, tier: HostedTier) -> int:
-        """Have everything of a partition in the store as soon as can be, its cursors as they are now.
+        """Have the mover upload all of a partition as soon as possible, with its current cursors.
 
-        Once ``tier.left_id`` is the number that this returns, the cursors are there.
+        Returns a number.  Once ``tier.left_id`` equals it, the cursors are in the store.
         """
         self._leave_id += 1
         tier.leave_id = self._leave_id
@@ -262,7 +261,7 @@ class Tiers:
             self._send("leave", tier, id=tier.leave_id, blob=cursors.copy(), end_offset=end)
 
     def inherit(self, fields: dict[str, Any], then: Callable[[DanubeError | None], None]) -> None:
-        """Have a partition's directory made ready for a new owner; ``then`` gets None, or why it is not."""
+        """Have the mover prepare a partition's directory for a new owner; ``then`` gets None or the error."""
         if self.link is None or not self.link.connected:
             then(StoreUnavailable("the partition cannot be taken over yet", why="the mover does not run"))
             return
@@ -273,13 +272,13 @@ class Tiers:
     # -- the link ---------------------------------------------------------------------------------
 
     def store(self) -> dict[str, Any]:
-        """The object store as the mover hears it: ``name``, ``answers`` (None: not known yet), ``error``."""
+        """Return the store's condition: ``name``, ``answers`` (None: not known yet) and ``error``."""
         if self.link is None or not self.link.connected:
             return {**self._store, "answers": None, "error": "the mover does not run", "hint": ""}
         return self._store
 
     def on_connected(self) -> None:
-        """A new connection: say everything."""
+        """Repeat all reports and requests on a new connection."""
         self._store = {**self._store, "answers": None, "error": "", "hint": ""}
         for tier in self._tiers.values():
             self._say(tier)
@@ -288,7 +287,7 @@ class Tiers:
         self._metadata_sent = -1
         self.staged.resend()
         heirs, self._heirs = self._heirs, {}
-        for then in heirs.values():  # the next attempt finds the result of a mover that has ended
+        for then in heirs.values():  # another attempt finds the results of a mover that has ended
             then(StoreUnavailable("the partition cannot be taken over yet", why="the mover started again"))
         self.cache.ask_again(clock.monotonic_ns())
 
@@ -331,7 +330,7 @@ class Tiers:
             self._wake(tier.hosted)
 
     def when_ready(self, pending: FetchPending, deadline_ns: int, again: Callable[[], None]) -> None:
-        """Call ``again`` when it is worth asking again, or when ``deadline_ns`` has passed."""
+        """Call ``again`` when the fetch has ended, or when ``deadline_ns`` has passed."""
         self._waiters.append(_Waiter(pending, deadline_ns, again))
 
     def _serve_waiters(self, now_ns: int) -> None:
@@ -354,7 +353,7 @@ class Tiers:
         self._serve_waiters(now_ns)
 
     def second(self) -> None:
-        """About once a second: seal old segments, evict, keep the copies of cursors and metadata."""
+        """Seal old segments, evict, and copy cursors and metadata; called about once a second."""
         now_ns, now_us = clock.monotonic_ns(), clock.wall_us()
         oldest_us = now_us - self.options.seal_after_ms * 1000
         for tier in self._tiers.values():
@@ -371,7 +370,7 @@ class Tiers:
             self.copy_cursors()
 
     def copy_cursors(self) -> None:
-        """Send the cursors that changed since the last time."""
+        """Send the cursors that changed since the last call to the mover."""
         for tier in self._tiers.values():
             if self.link is None or self.link.crowded:
                 return
@@ -400,10 +399,9 @@ class Tiers:
     # -- retention --------------------------------------------------------------------------------
 
     def retain(self, hosted: HostedPartition, now_us: int) -> int | None:
-        """Delete what has expired in both tiers, evict what may leave; return the new start of the log.
+        """Delete expired segments of both tiers, evict local ones; return the new start of the log.
 
-        Returns None and deletes nothing while no manifest is known, because then the start of the log is
-        unknown.
+        Returns None, without a deletion, while no manifest is known: the start of the log is then unknown.
         """
         tier = hosted.tier
         if tier is None or hosted.failure is not None:
@@ -429,7 +427,7 @@ class Tiers:
     def _evict(self, tier: HostedTier, now_us: int) -> None:
         manifest = tier.manifest
         if manifest is None or not tier.confirmed or tier.hosted.failure is not None:
-            return  # a copy on this host shows the former content of the store, not the current one
+            return  # a manifest copied on this host may be older than the one in the store
         end = evictable_end(manifest, tier.log, now_us, self.options.local_retention)
         if not end:
             return
@@ -445,11 +443,11 @@ class Tiers:
             _log.info(
                 "segments evicted", partition=tier.hosted.name, **facts, fact=fact, manifest=manifest.name
             )
-            if tier.log.start < end:  # on a full disk the rest can go now that there is room
+            if tier.log.start < end:  # on a full disk, the eviction has made room to evict the rest
                 self._looked.add(tier)
 
     def close(self) -> None:
-        """The worker ends: its last segments are sealed now; last copies, and the cache goes."""
+        """Report the last sealed segments, send the last copies, and remove the cache; the worker ends."""
         for tier in self._tiers.values():
             self._send("sealed", tier)
         self.copy_cursors()
@@ -458,12 +456,12 @@ class Tiers:
         self.cache.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers for people."""
+        """Return figures of the tiers."""
         return {"partitions": len(self._tiers), "cache": self.cache.statistics()}
 
 
 def _error_of(frame: Mapping[str, Any]) -> DanubeError | None:
-    """Why a fetch failed; its ``code`` names the class of the error."""
+    """Return the error of a failed fetch; the frame's ``code`` names its class."""
     text = str(frame["error"])
     if not text:
         return None

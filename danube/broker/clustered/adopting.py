@@ -1,16 +1,16 @@
 """``danube cluster adopt``: a broker that was alone becomes the first member of a cluster, in place.
 
-Done under the lock of the data directory, while no broker runs.  Each step can be repeated; up to the last
-one the broker may also go on alone:
+It holds the lock of the data directory, while no broker runs.  Each step can be repeated; before the last one
+the broker may also continue alone:
 
-    open    every log, as a start does: what a copy that was put back or a power cut has left to do is done,
-            and it is known where each log ends
+    open    every log, as a start does; that completes the recovery after a power cut or a restored copy, and
+            shows where each log ends
     mark    each directory as this broker's, in the file ``owner`` (:mod:`danube.broker.tiers.inheritance`)
-    sync    everything, so that the cluster begins with nothing that a power cut can take
-    begin   a cluster whose first snapshot says all that (:mod:`danube.core.placement.adopted`), by a plan
-            (:mod:`danube.cluster.control.recovery`); from there on only the same command ends it
+    sync    all files, so that a power cut cannot lose data with which the cluster begins
+    begin   a cluster whose first snapshot states all this (:mod:`danube.core.placement.adopted`), by a plan
+            (:mod:`danube.cluster.control.recovery`); after that, only the same command can complete it
 
-Segments, cursors and producers stay as they are: a member keeps the same files.
+Segments, cursors and producers do not change: a member has the same files.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _adopt(data: DataDir, raft_addr: str) -> Adopted:
 def _open(
     data_dir: Path, state: Metadata, since: Since, record: TopicRecord, index: int, incarnation: int
 ) -> int:
-    """Recover a log as a start does, and say where it ends."""
+    """Recover a log as a start does; return its end."""
     ahead = after_cut(since, record, ahead_of(state, record.topic_id))
     opened = open_log(
         data_dir / PARTITIONS, record.physical_name(index), record, index, incarnation * LOG_EPOCHS,

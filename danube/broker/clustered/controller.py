@@ -51,14 +51,14 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S: Final = 0.5
 OTHERS_POLL_S: Final = 0.02
-_ALL_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - names them, listens nowhere
+_ALL_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - only compared, not listened on
 NAME: Final = "controller"
 
 _log = telemetry.events("controller")
 
 
 def run_controller(context: ControllerContext, config: BrokerConfig) -> int | None:
-    """The main function of the controller's process; EXIT_DISMISSED when its node was removed."""
+    """Run the controller's process; return EXIT_DISMISSED if its node was removed."""
     telemetry.configure(config.log.level, config.log.format, process=NAME)
     cluster = config.cluster
     settings = node_settings(cluster, context.settings.data_dir, balance_settings(config.balance))
@@ -86,7 +86,7 @@ def balance_settings(balance: BalanceConfig) -> BalanceSettings:
 
 
 def local_broker(broker_id: int, config: BrokerConfig, addresses: Mapping[str, str]) -> Local:
-    """How this broker is registered: where it listens, by the host that the members know where it is all."""
+    """Return this broker's registration: its addresses, with the member's host if it listens on all."""
     host = config.cluster.raft_addr.rpartition(":")[0]
 
     def reached(door: str) -> str:
@@ -125,7 +125,7 @@ def node_settings(
 
 
 def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
-    """Raise ConfigInvalid, WrongState or Damage where a controller could not run, before one is started."""
+    """Raise ConfigInvalid, WrongState or Damage if a controller could not run; called before its start."""
     if not cluster.metadata:
         from danube.cluster.raft.raftos_engine import check_installed
 
@@ -149,7 +149,7 @@ def check_cluster(cluster: ClusterConfig, data_dir: Path) -> None:
 
 
 def _refuse_journal(data_dir: Path) -> None:
-    """Raise WrongState if this node has voted: then the metadata is in journals, and not in etcd."""
+    """Raise WrongState if this node has a journal: then the cluster's metadata is not in etcd."""
     refuse_unfinished(data_dir)
     check_node_file(data_dir)
     if (data_dir / JOURNAL_DIRECTORY / JOURNAL_FILE).exists():
@@ -161,7 +161,7 @@ def _refuse_journal(data_dir: Path) -> None:
 
 
 def open_door(cluster: ClusterConfig) -> socket.socket:
-    """The listening socket for members: on the address itself, or on all where it is a name."""
+    """Return the listening socket for members: on the address, or for a name on all addresses."""
     host, port = split_address(cluster.raft_addr)
     with suppress(ValueError):
         return bind(str(ipaddress.ip_address(host)), port)
@@ -169,7 +169,7 @@ def open_door(cluster: ClusterConfig) -> socket.socket:
 
 
 class Controller:
-    """A member, the sockets that it serves, and the supervisor's signals."""
+    """The controller's process: a member, the sockets that it serves, and the supervisor's signals."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Controller:
         make_engine: MakeEngine | None,
         config: BrokerConfig | None = None,
     ) -> None:
-        """Without a configuration it is a member only, and registers no broker."""
+        """Without a configuration, the process is a member but registers no broker."""
         self._context = context
         self._config = config
         self._registration: Registration | None = None
@@ -189,7 +189,7 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop
 
     async def run(self) -> int | None:
-        """Run until the supervisor says stop, or the node is no member any more."""
+        """Run until the supervisor stops it, or the node is no longer a member."""
         self._loop = loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
@@ -219,7 +219,7 @@ class Controller:
         return self._exit_code
 
     async def _leave_when_dismissed(self, node: Node) -> None:
-        """Stop the broker once the cluster has removed this member: it may serve no more in its name."""
+        """Stop the broker once the cluster has removed this member, because it may no longer serve."""
         await dismissed(node)
         _log.error("this node was removed from the cluster", node_id=node.node_id)
         self._context.lease.end()
@@ -227,7 +227,7 @@ class Controller:
         self._stop.set()
 
     def _register(self, node: Node) -> asyncio.Task[None] | None:
-        """Keep this host's broker registered from the time on when the node is part of a cluster."""
+        """Keep this host's broker registered while the node is part of a cluster."""
         if self._config is None or self._context.region is None:
             return None
         local = local_broker(int(node.node_id), self._config, self._context.addresses)

@@ -1,7 +1,7 @@
 """Directory of a cluster: the broker that serves each partition, for routers and doors.
 
 A partition of another broker is *elsewhere*: OwnerMoved with the owner's address, or Unavailable while it has
-no owner or its owner is away.  The metadata may be a moment old; a wrong broker answers the same way.
+no owner or its owner is absent.  The metadata may be outdated; a wrong broker then answers the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAITED_FOR = "the client waits and asks again"
 
 
 class Directory:
-    """One for each worker of a cluster; ``read`` applies commands that others committed."""
+    """Directory of one worker; ``read`` applies newly committed metadata."""
 
     def __init__(self, broker_id: int, metadata: LocalLog, read: Callable[[], None]) -> None:
         self.broker_id = broker_id
@@ -36,35 +36,35 @@ class Directory:
 
     @property
     def version(self) -> int:
-        """Version of the metadata that this process has read."""
+        """Return the version of the metadata that this process has read."""
         return self._metadata.version
 
     @property
     def address(self) -> str:
-        """Address at which native clients reach this broker; "" before it is registered."""
+        """Return the address at which native clients reach this broker; "" before it is registered."""
         broker = self._state.brokers.find(self.broker_id)
         return broker.native_address if broker is not None else ""
 
     def ownership(self, topic_id: int, partition: int) -> Ownership:
-        """Return the present owner of a partition, or its last one."""
+        """Return the current owner of a partition, or its last one."""
         return self._state.owners.of(topic_id, partition)
 
     def reservation(self, topic_id: int, partition: int) -> Reservation:
-        """How far a partition's owners may have given offsets."""
+        """Return the reservation: how far the partition's owners may have assigned offsets."""
         return reservation_of(self._metadata.state, topic_id, partition)
 
     def name(self, topic_id: int, partition: int) -> str | None:
-        """The physical name of a partition; None if its topic is gone."""
+        """Return the physical name of a partition; None if its topic was deleted."""
         record = self._metadata.state.topic_with_id(topic_id)
         return None if record is None else record.physical_name(partition)
 
     def broker(self, broker_id: int) -> BrokerRecord | None:
-        """A broker that is there."""
+        """Return a broker; None if it is absent."""
         found = self._state.brokers.find(broker_id)
         return found if found is not None and found.alive else None
 
     def owner(self, topic_id: int, partition: int) -> BrokerRecord | None:
-        """The owner of a partition; None if it has none or that is not there."""
+        """Return the owner of a partition; None without one, or if the owner is absent."""
         broker_id = self._state.owners.of(topic_id, partition).broker_id
         return self.broker(broker_id) if broker_id else None
 
@@ -93,7 +93,7 @@ class Directory:
         return Unavailable("the partition has no owner yet", why=record.reason, hint=WAITED_FOR)
 
     def describe(self, record: TopicRecord, view: TopicView) -> TopicView:
-        """Say in a view where each partition is served, and which brokers there are."""
+        """Return the view with the addresses of each partition's broker and of all brokers."""
         brokers = self._state.brokers.records()
         view.brokers = [broker.native_address for broker in brokers if broker.alive]
         owners = (self.owner(record.topic_id, index) for index in range(len(view.partitions)))

@@ -1,11 +1,11 @@
-"""A partition on its way to another broker: given away only when another one can read all of it.
+"""Move of a partition to another broker: it is released only when another broker can read all of it.
 
-    upload    what was written so far goes to the store while it is served on
-    drain     nothing is taken and nothing handed out; what was taken is answered
-    store     the rest and the cursors go to the store; where that takes long, upload comes again
-    release   the cluster is told, with the epoch
+    upload    written records go to the store, while the partition is still served
+    drain     no request is accepted and no record delivered; accepted requests are answered
+    store     the last records and the cursors go to the store; if that takes long, back to upload
+    release   the cluster gets the release, with the epoch
 
-A non-reliable partition has nothing to store.  One whose records are on this host only stays.
+A non-reliable partition has no records to store.  A partition without a store is not moved.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MS_NS: Final = 1_000_000
 ACKS_NS: Final = 100 * MS_NS  # for acks of delivered records
-DRAIN_NS: Final = 2_000 * MS_NS  # for the disk
-STORE_NS: Final = 10_000 * MS_NS  # for the store; then the partition is served until the store answers
+DRAIN_NS: Final = 2_000 * MS_NS  # limit for the disk
+STORE_NS: Final = 10_000 * MS_NS  # limit for the store; then the partition is served until it answers
 RETRY_NS: Final = 200 * MS_NS
 
 _log = telemetry.events("leaving")
@@ -41,7 +41,7 @@ class Step(Enum):
 
 
 class Giver(Protocol):
-    """The shard that the partition is hosted by."""
+    """Members of the shard that Leaving uses."""
 
     storage: Storage
     tiers: Tiers | None
@@ -55,11 +55,11 @@ class Giver(Protocol):
 
 
 class Leaving:
-    """Moves on with :meth:`step`, which is called many times a second."""
+    """State of one move; :meth:`step` is called many times a second."""
 
     def __init__(self, hosted: HostedPartition, record: Ownership, giver: Giver) -> None:
         self.hosted = hosted
-        self.given_away = False  # the release is on its way: it may be another's at any moment
+        self.given_away = False  # the release was proposed: another broker may own it at any moment
         self._record = record
         self._giver = giver
         self._step = Step.UPLOAD
@@ -68,7 +68,7 @@ class Leaving:
         self._silent_ns = 0
         self._retry_ns = 0
         self._leave_id = 0
-        self._left_version = -1  # of the cursors that were sent with it
+        self._left_version = -1  # version of the cursors that were sent to the mover
 
     def step(self, now_ns: int) -> None:
         """Check which steps are done, and begin the next one."""
@@ -76,7 +76,7 @@ class Leaving:
             return
         try:
             self._advance(now_ns)
-        except DanubeError as error:  # a disk that fails: the log is opened anew by itself
+        except DanubeError as error:  # the disk fails: storage reopens the log
             _log.limited("a partition cannot leave yet", source=self.hosted.name, why=str(error))
             self._retry_ns = now_ns + RETRY_NS
 
@@ -91,7 +91,7 @@ class Leaving:
             self._silent_ns = now_ns
             self._step = Step.DRAIN
         if self._step is Step.DRAIN:
-            self._giver.silence(hosted)  # again, as a log that was opened anew takes records
+            self._giver.silence(hosted)  # again, because a reopened log accepts records
             if not self._drained(now_ns):
                 return
             self._sealed_end = -1
@@ -111,7 +111,7 @@ class Leaving:
             self._giver.release(hosted, self._record, self._released)
 
     def _serve_on_after(self, waited_ns: int) -> None:
-        """Serve the partition again if the store fails: its clients must not lose access."""
+        """Serve the partition again if the store fails, so that its clients keep their access."""
         if waited_ns >= STORE_NS:
             _log.warning("the store takes too long: served on", partition=self.hosted.name)
             self._sealed_end = self._left_version = -1
@@ -146,7 +146,7 @@ class Leaving:
         self._sealing = True
         try:
             self._giver.storage.seal(self.hosted, self._sealed)
-        except DanubeError:  # its log is being opened anew, without a callback: ask again
+        except DanubeError:  # the log is being reopened, and no callback follows: the next step tries again
             self._sealing = False
             raise
 
@@ -160,7 +160,7 @@ class Leaving:
             self._giver.tiers.sealed(self.hosted)
 
     def _cursors_kept(self) -> bool:
-        """Return whether the store has the present cursors; request their copy once."""
+        """Return whether the store has the current cursors; request their copy once."""
         hosted, tier, tiers = self.hosted, self.hosted.tier, self._giver.tiers
         if tier is None or tiers is None or hosted.cursors is None:
             return True
@@ -171,12 +171,12 @@ class Leaving:
         return self._heard()
 
     def _heard(self) -> bool:
-        """Whether the store has the cursors that were sent last; so it answers."""
+        """Return whether the store has the cursors that were sent last, which shows that it answers."""
         tier = self.hosted.tier
         return tier is None or tier.left_id == self._leave_id
 
     def _leave(self, tier: HostedTier) -> None:
-        """The mover is to hurry with all of it, and to say when it has kept these cursors."""
+        """Have the mover upload all of the partition first, and report when it has stored these cursors."""
         tiers, cursors = self._giver.tiers, self.hosted.cursors
         if tiers is not None and cursors is not None:
             self._left_version = cursors.version

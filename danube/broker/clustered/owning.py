@@ -52,11 +52,11 @@ class _Taking:
         self.thens: list[Taken] = []
         self.deadline_ns = deadline_ns
         self.asked = False
-        self.try_ns = 0  # not before
+        self.try_ns = 0  # time of the next request
 
 
 class Owning:
-    """One worker's; all methods run on its loop."""
+    """Epochs of one worker's partitions; all methods run on its loop."""
 
     def __init__(
         self, worker: tuple[int, int], metadata: LocalLog, directory: Directory, submit: Submit
@@ -65,16 +65,16 @@ class Owning:
         self._metadata = metadata
         self._directory = directory
         self._submit = submit
-        self._asking = False  # the lease holds
+        self._asking = False  # whether the lease holds, so that epochs may be requested
         self._epochs: dict[Place, int] = {}
         self._taking: dict[Place, _Taking] = {}
 
     def here(self, topic_id: int, partition: int) -> bool:
-        """Whether this worker is the one that may own the partition on this host."""
+        """Return whether this worker is responsible for the partition on this host."""
         return owner_of(topic_id, partition, self._workers) == self._worker
 
     def owned(self, topic_id: int, partition: int) -> bool:
-        """Whether the broker owns it."""
+        """Return whether the broker owns the partition."""
         owners = self._metadata.state.cluster.owners
         return owners.of(topic_id, partition).broker_id == self._directory.broker_id
 
@@ -86,7 +86,7 @@ class Owning:
     # -- epochs -----------------------------------------------------------------------------------
 
     def granted(self, place: Place) -> bool:
-        """Whether the partition may be opened."""
+        """Return whether the partition may be opened."""
         return place in self._epochs
 
     def log_epoch(self, place: Place) -> int:
@@ -114,21 +114,21 @@ class Owning:
         self._settle(place, self._directory.moved(*place))
 
     def forget(self) -> None:
-        """The lease is over: everything has to be taken again."""
+        """Drop all epochs, because the lease is over: they must be taken again."""
         self._asking = False
         self._epochs.clear()
         deadline_ns = clock.monotonic_ns() + WITHOUT_LEASE_NS
         for taking in self._taking.values():
             taking.deadline_ns = min(taking.deadline_ns, deadline_ns)
-            taking.asked = False  # its result is not ours any more
+            taking.asked = False  # the result of that request no longer counts
 
     def begin(self) -> None:
-        """The lease holds: take all that is the broker's."""
+        """Take all partitions of the broker, because the lease holds."""
         self._asking = True
         self.take_all(self.places())
 
     def release(self, record: Ownership, then: Taken) -> None:
-        """Tell the cluster that nothing is appended to a partition any more."""
+        """Propose the release of a partition, to which this owner appends no more."""
         command = ReleasePartitions(
             broker_id=self._directory.broker_id,
             partitions=((record.topic_id, record.partition, record.epoch),),
@@ -154,7 +154,7 @@ class Owning:
         self.step()
 
     def take_all(self, places: Iterable[Place]) -> None:
-        """Ask for those that are not granted, together."""
+        """Request epochs for all partitions that have none, together."""
         deadline_ns = clock.monotonic_ns() + TAKE_NS
         for place in places:
             if place not in self._epochs:
@@ -190,7 +190,7 @@ class Owning:
             self._asked(owned, error)
 
     def _asked(self, places: list[Place], outcome: Outcome) -> None:
-        """Where it was carried out :meth:`grant` has been called; one that was overtaken spoils all."""
+        """Take the outcome of a request; on success :meth:`grant` was called, and one conflict fails all."""
         if not isinstance(outcome, DanubeError):
             return
         _log.limited("epochs not taken", source="take", why=str(outcome), count=len(places))

@@ -1,9 +1,8 @@
-"""Requests for partitions without a serving broker: kept until there is one, or for a while.
+"""Requests for partitions without a serving broker: kept until there is one, or until a time limit.
 
-A partition has no owner for a moment when its topic was just made and whenever it moves.  A request that
-waits here is answered as soon as the owner is known, without the client asking again and again.  So is a
-question that another broker refused: while a partition moves, brokers that learn of it one after the other
-may each take another one for its owner.
+A partition has no owner for a moment after its topic was made, and during each move.  A request that waits
+here is answered as soon as the owner is known, so the client need not repeat it.  Requests that another
+broker refused wait here, too: during a move brokers learn the new owner at different times.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _WAITS: Final = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.ADM
 class _Parked(NamedTuple):
     deadline_ns: int
     session: RoutedSession
-    frame: bytes  # whole
-    handle: int  # that it opens; 0: none
+    frame: bytes  # with its header
+    handle: int  # the handle that the request opens; 0: none
 
 
 class Parked:
-    """Requests that wait on one worker; the oldest first."""
+    """Waiting requests of one worker, the oldest first."""
 
     def __init__(self, route: Callable[[RoutedSession, Frame, memoryview], bool]) -> None:
         self._route = route
         self._waiting: deque[_Parked] = deque()
-        self._refused: deque[_Parked] = deque()  # elsewhere, and not offered again since
-        self._deadline_ns = 0  # of what is offered again; 0: none is
+        self._refused: deque[_Parked] = deque()  # refused by another broker, and not routed again since
+        self._deadline_ns = 0  # deadline of the request that is being routed again; 0: none is
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._refused)
@@ -71,7 +70,7 @@ class Parked:
         return _Parked(deadline_ns, session, bytes(buffer[start:end]), frame.handle)
 
     def _keep(self, queue: deque[_Parked], parked: _Parked) -> bool:
-        """Whether it has time left, and there is room."""
+        """Queue a request; return False if its time is over, or there is no room."""
         if len(self) >= PARKED_MAX or clock.monotonic_ns() >= parked.deadline_ns:
             return False
         queue.append(parked)
@@ -80,7 +79,7 @@ class Parked:
         return True
 
     def offer(self) -> None:
-        """Route all waiting requests again: an ownership changed."""
+        """Route all waiting requests again, because an ownership has changed."""
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
             self._offer(one)
@@ -88,16 +87,16 @@ class Parked:
 
     def tick(self, now_ns: int) -> None:
         """Answer requests that have waited too long, and repeat refused ones."""
-        for _ in range(len(self._waiting)):  # each once: one may be put back, as its owner's ring is full
+        for _ in range(len(self._waiting)):  # each one once, because a full ring puts it back
             if not self._waiting or self._waiting[0].deadline_ns > now_ns:
                 break
             self._offer(self._waiting.popleft())
         self._offer_refused()
 
     def _offer_refused(self) -> None:
-        """Route requests again that another broker refused; that broker may just not have known yet.
+        """Route requests again that another broker refused: it may know the new owner by now.
 
-        No metadata change need announce that it knows now.
+        That is tried by time, because no metadata change shows it here.
         """
         refused, self._refused = self._refused, deque()
         for one in refused:

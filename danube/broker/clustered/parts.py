@@ -38,12 +38,12 @@ _FOLLOW: Final = pack_frame(LinkKind.MESSAGE)
 
 
 class CommitNotices(Dialled):
-    """Notices of the controller: the host's copy of the metadata has more, which ``read`` takes in.
+    """Notices of the controller that the host's copy of the metadata has grown; ``read`` applies the rest.
 
-        worker --MESSAGE--> controller       I follow
-        worker <--MESSAGE-- controller       read again; not sent again before this one was taken
+        worker --MESSAGE--> controller       send notices
+        worker <--MESSAGE-- controller       read again; the next notice waits until this one is received
 
-    A lost connection is made again, and then everything is read: nothing said on it matters.
+    A lost connection is made again, and then all new metadata is read, so lost notices do no harm.
     """
 
     retry_max_s = 0.1
@@ -61,7 +61,7 @@ class CommitNotices(Dialled):
 
 
 class OtherBrokers:
-    """Implements :class:`danube.broker.routing.router.Elsewhere`."""
+    """Access of a router to the other brokers: :class:`danube.broker.routing.router.Elsewhere`."""
 
     def __init__(self, directory: Directory, parked: Parked, peers: Peers) -> None:
         self.elsewhere, self.describe = directory.elsewhere, directory.describe
@@ -80,7 +80,7 @@ class OtherBrokers:
 
 
 class ClusterParts:
-    """One for each worker; all methods run on its loop.  ``read`` applies commands that others committed."""
+    """All cluster parts of one worker; all methods run on its loop.  ``read`` applies new metadata."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ClusterParts:
 
     @property
     def metadata_whole(self) -> bool:
-        """Whether the host's copy has all that was agreed on before this broker was registered."""
+        """Return whether the host's copy has all metadata from before this broker's registration."""
         return 0 < self._lease.registration <= self.directory.version
 
     def make_shard(self, silence: Callable[[], None], **parts: Any) -> ClusterShard:
@@ -116,7 +116,7 @@ class ClusterParts:
         return self._shard
 
     def other_brokers(self, route: Route) -> OtherBrokers:
-        """The other brokers for a router; ``route`` routes a frame that waited here once more."""
+        """Return the router's access to other brokers; ``route`` routes a parked frame again."""
         self._parked = Parked(route)
         return OtherBrokers(self.directory, self._parked, self._peers)
 
@@ -124,7 +124,7 @@ class ClusterParts:
         self._notices.start()
 
     def drain(self) -> None:
-        """State where each log ends, for the partition's next owner; nothing more is accepted."""
+        """Close the reservations at each log's end, for the next owners; the worker accepts no more."""
         self._shard.end_reservations()
 
     def stop(self) -> None:
@@ -132,7 +132,7 @@ class ClusterParts:
         self._peers.close()
 
     def follow(self, changes: Iterable[Change]) -> None:
-        """The metadata changed."""
+        """Apply changes of the metadata."""
         concerned = False
         for change in changes:
             if isinstance(change, OwnershipChanged):
@@ -144,11 +144,11 @@ class ClusterParts:
             self._parked.offer()
 
     def producer_elsewhere(self, record: TopicRecord, partition: str, name: str) -> PartitionProducer | None:
-        """A producer of a topic's first partition, where another broker owns it; it follows the owner."""
+        """Return a producer that follows the owner of a topic's first partition; None if it is owned here."""
         if not isinstance(self.directory.elsewhere(record.topic_id, 0), OwnerMoved):
             return None
         return self._peers.producer(self._home, partition, f"{name}-{self.broker_id}-{self._worker}")
 
     def tick(self) -> None:
-        """Many times a second."""
+        """Run the timers of the cluster parts; called many times a second."""
         self._parked.tick(clock.monotonic_ns())

@@ -22,7 +22,7 @@ from danube.host import telemetry
 if TYPE_CHECKING:
     from danube.client.machine.reply import Reply
 
-CONNECT_TIMEOUT_S: Final = 4.0  # to connect, and as long again to greet
+CONNECT_TIMEOUT_S: Final = 4.0  # to connect, and again for the handshake
 QUESTION_TIMEOUT_NS: Final = 10_000_000_000
 PUBLISH_TIMEOUT_NS: Final = 30_000_000_000
 RETRY_S: Final = 0.2
@@ -39,10 +39,10 @@ class Peers:
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._publisher: Session | None = None
-        self._closing = asyncio.Event()  # never: the task is cancelled
+        self._closing = asyncio.Event()  # never set: the task is cancelled
 
     def forward(self, moved: OwnerMoved, request: Admin, answer: Answer) -> bool:
-        """Ask the owner that ``moved`` names; False if it names none, or the question came from there."""
+        """Forward a request to the owner in ``moved``; False without one, or if the request came from it."""
         address = moved.facts.get("address")
         if request.forwarded or not isinstance(address, str) or not address:
             return False
@@ -77,7 +77,7 @@ class Peers:
     # -- publishing -------------------------------------------------------------------------------
 
     def producer(self, home: str, partition: str, name: str) -> PartitionProducer:
-        """A producer that follows the partition's owner; ``home`` is the address of this broker."""
+        """Return a producer that follows the partition's owner; ``home`` is this broker's address."""
         session = self._publisher
         if session is None:
             session = self._publisher = Session(client="broker", reconnect_timeout_ns=None)

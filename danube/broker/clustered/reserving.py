@@ -27,20 +27,20 @@ _log = telemetry.events("owning")
 
 
 class Reserving:
-    """One worker's; all methods run on its loop."""
+    """Reservations of one worker's partitions; all methods run on its loop."""
 
     def __init__(self, directory: Directory, submit: Submit) -> None:
         self._directory = directory
         self._submit = submit
 
     def budget(self, place: Place, epoch: int) -> OffsetBudget:
-        """Return the budget of an ownership that begins: no offset may be given before more is reserved."""
+        """Return the budget of a new ownership, which is empty until a reservation was made."""
         known = self._directory.reservation(*place)
         mine = known.broker_id == self._directory.broker_id and known.epoch == epoch and not known.closed
         return OffsetBudget(known.end if mine else 0)
 
     def look(self, hosted: HostedPartition, then: Then | None = None) -> None:
-        """Reserve more where it is time to; ``then`` gets None once that is done, or the error."""
+        """Reserve more offsets if few are left; ``then`` gets None once that is done, or the error."""
         budget = hosted.budget
         wanted = budget.wanted(hosted.core.log_end) if budget is not None else None
         if budget is None or wanted is None:

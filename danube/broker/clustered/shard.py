@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 RESERVE_NS: Final = 500_000_000
 OPEN_AGAIN_NS: Final = 2_000_000_000
-DEPARTED_NS: Final = 1_000_000_000  # clients wait so long for the address of a partition's new owner
-STALE_NS: Final = 5_000_000_000  # and so long for a thread that opens the partition's log for what was let go
+DEPARTED_NS: Final = 1_000_000_000  # limit of clients' wait for the address of a partition's new owner
+STALE_NS: Final = 5_000_000_000  # limit of requests' wait for a thread that still opens the former log
 
 Then = Callable[["HostedPartition | DanubeError"], None]
 
@@ -60,16 +60,16 @@ class ClusterShard(Shard):
         self._reserving = reserving
         self._lease = lease
         self._silence = silence  # drops all connections with their unsent output
-        self._asked: dict[Place, Ownership] = {}  # to leave, and not open yet
-        self._unopened: set[Place] = set()  # to be open without a request
-        self._open_ns = 0  # when to try again
+        self._asked: dict[Place, Ownership] = {}  # partitions that must leave and are not open yet
+        self._unopened: set[Place] = set()  # partitions that must be opened without a request
+        self._open_ns = 0  # time of the next attempt to open them
         self._leaving: dict[Place, Leaving] = {}
-        self._departed: dict[Place, tuple[HostedPartition, int]] = {}  # until when
-        self._inheriting: dict[Place, list[Then]] = {}  # requests for partitions that the mover makes ready
-        self._reserve_ns = 0  # when to look next
+        self._departed: dict[Place, tuple[HostedPartition, int]] = {}  # released partitions, with deadlines
+        self._inheriting: dict[Place, list[Then]] = {}  # requests for partitions that the mover prepares
+        self._reserve_ns = 0  # time of the next check of reservations
         self._held: dict[Place, list[Then]] = {}  # requests for partitions that are leaving
-        self._stale: dict[Place, int] = {}  # a thread still opens their log; requests wait for it
-        self._serving = False  # the lease held at the last check, by the registration
+        self._stale: dict[Place, int] = {}  # deadlines of partitions whose former log a thread still opens
+        self._serving = False  # whether the lease held at the last check
         self._registration = 0
 
     # -- the lease --------------------------------------------------------------------------------
@@ -78,22 +78,22 @@ class ClusterShard(Shard):
         if self._lease_holds():
             super().turn()
             self._lease_holds()
-        elif self._dirty:  # their buffer is free after this turn
+        elif self._dirty:  # the buffer of their batches is reused after this turn
             broken("records were taken without a lease", partitions=len(self._dirty))
 
     def _lease_holds(self) -> bool:
-        """Whether it has held since :meth:`_serve`: one that lapsed and is renewed has let everything go."""
+        """Return whether the lease has held since :meth:`_serve`, without a lapse in between."""
         if not self._serving:
             return False
         lease = self._lease
-        # The end first: it is stored after the registration that it belongs to.
+        # Read the end first, because it is stored after the registration that it belongs to.
         if clock.elapsed_ns() < lease.end_ns and lease.registration == self._registration:
             return True
         self._lapse()
         return False
 
     def _lapse(self) -> None:
-        """Another broker may own everything by now: nothing is written, answered or handed out any more."""
+        """Stop writing, answering and delivering, because other brokers may own the partitions now."""
         self._serving = False
         departed = [hosted for hosted, _ in self._departed.values()]
         _log.warning("the broker's lease is over", partitions=len(self.partitions))
@@ -111,7 +111,7 @@ class ClusterShard(Shard):
             self._release_held(place, error)
 
     def _serve(self) -> None:
-        """Begin, or begin again, when this worker has read the state of this registration."""
+        """Begin to serve, or again after a lapse, when this worker has read the registration's metadata."""
         holds, registration = clock.elapsed_ns() < self._lease.end_ns, self._lease.registration
         if holds and 0 < registration <= self._directory.version:
             self._serving, self._registration = True, registration
@@ -165,7 +165,7 @@ class ClusterShard(Shard):
             self._own(place, hosted, record)
 
     def _delete(self, place: Place) -> None:
-        """Drop a partition whose topic is gone; no request waits for it any more."""
+        """Drop a partition whose topic was deleted, and fail its waiting requests."""
         error = TopicNotFound("the topic was deleted")
         self._owning.lose(place)
         self._asked.pop(place, None)
@@ -179,13 +179,13 @@ class ClusterShard(Shard):
         """Open the partition under a fresh epoch, in which no owner has appended."""
         self._asked.pop(place, None)
         self._leaving.pop(place, None)
-        if hosted is not None:  # a log is continued under one ownership only
+        if hosted is not None:  # an open log belongs to the former ownership
             self.partitions.pop(hosted.name)
             self._depart(hosted, OwnerMoved("the partition is opened anew", hint="open it again"))
         self._tell_departed(place, OwnerMoved("the partition is opened anew", hint="open it again"))
         self._owning.grant(place, record.epoch)
         self._release_held(place, None)
-        if hosted is not None or record.epoch > 1:  # its records may be waited for, here or on another disk
+        if hosted is not None or record.epoch > 1:  # consumers, or another disk's records, may wait for it
             self._keep_open(place)
 
     def _lose(self, place: Place, hosted: HostedPartition | None) -> None:
@@ -215,7 +215,7 @@ class ClusterShard(Shard):
         self._release_held(place, error)
 
     def _depart(self, hosted: HostedPartition, error: DanubeError) -> None:
-        """The partition is not ours any more; its files stay."""
+        """Stop hosting a partition of another broker; its files stay."""
         hosted.moved = hosted.refusal = error
         if hosted.log is not None:
             self.storage.sync_departing(hosted.log)
@@ -224,14 +224,14 @@ class ClusterShard(Shard):
     def _asked_to_leave(self, place: Place, hosted: HostedPartition | None, record: Ownership) -> None:
         if place in self._leaving:
             return
-        if hosted is None:  # its local records must be in the store first
+        if hosted is None:  # it must be opened, so that its local records get into the store
             self._asked[place] = record
             self._keep_open(place)
         else:
             self._leaving[place] = Leaving(hosted, record, self)
 
     def _keep_open(self, place: Place) -> None:
-        """Have it open, and try again later where it cannot be: while the store is away, for one."""
+        """Open the partition without a request; try again later if that fails, e.g. without the store."""
         name = self._name(place)
         if name is None or not self._owning.owned(*place) or self._hosted(place) is not None:
             self._unopened.discard(place)
@@ -247,12 +247,12 @@ class ClusterShard(Shard):
         self._owning.take(place)
 
     def silence(self, hosted: HostedPartition) -> None:
-        """Stop accepting and delivering: the partition is about to be given away."""
+        """Stop accepting and delivering, before the partition is given away."""
         hosted.silent = True
         hosted.refusal = OwnerMoved(f"{hosted.name} moves to another broker", hint="open it again")
 
     def serve_on(self, hosted: HostedPartition) -> None:
-        """Serve the partition again: it cannot be given away yet."""
+        """Serve the partition again, because it cannot be given away yet."""
         hosted.silent = False
         hosted.refusal = hosted.failure
         self._release_held((hosted.topic_id, hosted.index), None)
@@ -261,12 +261,12 @@ class ClusterShard(Shard):
     def release(
         self, hosted: HostedPartition, record: Ownership, then: Callable[[DanubeError | None], None]
     ) -> None:
-        """State where the log ends and release the partition, without waiting for the first."""
+        """Close the reservation at the log's end and release the partition, without a wait in between."""
         self._reserving.close(hosted)
         self._owning.release(record, then)
 
     def end_reservations(self) -> None:
-        """The worker ends in order: the next owners begin where its logs end."""
+        """Close all reservations at the logs' ends for the next owners; the worker ends in order."""
         for hosted in self.partitions.values():
             if hosted.failure is None:
                 self._reserving.close(hosted)
@@ -341,7 +341,7 @@ class ClusterShard(Shard):
         Offsets of other logs are reserved, and inheritance continues behind the reservation.
         """
         epoch = self._owning.log_epoch((record.topic_id, index))
-        if self.tiers is not None or epoch < 2 * LOG_EPOCHS:  # it never had an owner before
+        if self.tiers is not None or epoch < 2 * LOG_EPOCHS:  # the first owner has no older log
             return None
         return after_cut(self.unbroken_since, record, None, first_epoch=ANY_EPOCH)
 
@@ -353,7 +353,7 @@ class ClusterShard(Shard):
             return
 
         def reserved(error: DanubeError | None) -> None:
-            if error is not None:  # a request that is refused now may be granted later; no log is opened
+            if error is not None:  # the refused reservation may be granted later; the log stays closed
                 _log.warning("a partition is not opened", partition=name, why=str(error))
                 self._owning.lose((hosted.topic_id, hosted.index))
             super(ClusterShard, self)._opened(name, done)
@@ -407,7 +407,7 @@ class ClusterShard(Shard):
             if record is not None:
                 self._leaving[place] = Leaving(hosted, record, self)
             return super()._adopt(hosted)
-        moved = _retryable(self._directory.moved(*place))  # it was lost while it was opened
+        moved = _retryable(self._directory.moved(*place))  # another broker got it during the opening
         self.counters.add("partitions_open")
         self._depart(hosted, moved)
         return moved
@@ -415,7 +415,7 @@ class ClusterShard(Shard):
     def _reply_when_stored(
         self, hosted: HostedPartition, session: Session, correlation: int, reply: bytes
     ) -> None:
-        if hosted.silent:  # its cursors may be on their way to the next owner
+        if hosted.silent:  # its cursors may already have been sent to the next owner
             raise OwnerMoved(f"{hosted.name} moves to another broker", hint="ask again")
         super()._reply_when_stored(hosted, session, correlation, reply)
 

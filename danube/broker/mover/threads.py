@@ -37,11 +37,11 @@ def yielding_pool(count: int, name: str) -> ThreadPoolExecutor:
 def _yield() -> None:
     thread = threading.get_native_id()
     niceness = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # Linux allows no lower value
+    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, NICENESS))  # never lower: that needs a privilege
 
 
 def deliver(ended: Callable[[Any, DanubeError | None], None], future: asyncio.Future[Any]) -> None:
-    """Pass on the outcome of a job: its result or DanubeError; any other error is a bug and is raised."""
+    """Pass on the result or DanubeError of a job; any other error is a bug and ends the process."""
     if future.cancelled():
         return
     error = future.exception()

@@ -28,10 +28,12 @@ def test_a_yielding_thread_and_those_it_starts_yield_and_no_other() -> None:
 
 
 def test_a_broker_that_is_nicer_already_stays_so() -> None:
+    expected = max(niceness(), NICENESS + 3)
+
     def nicer() -> int:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS + 3)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), expected)
         with yielding_pool(1, "yielding") as pool:
             return pool.submit(niceness).result()
 
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(nicer).result() == max(niceness(), NICENESS + 3)
+        assert pool.submit(nicer).result() == expected

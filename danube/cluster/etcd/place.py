@@ -12,7 +12,6 @@ import secrets
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace
 from danube.cluster.etcd.engine import EtcdEngine
@@ -36,16 +35,17 @@ _log = telemetry.events("cluster.etcd")
 
 def place_of(cluster: ClusterConfig) -> EtcdPlace:
     """Return the configured etcd; raises ConfigInvalid for files that cannot be used."""
-    parts = urlsplit(cluster.metadata)
-    secure = parts.scheme == "etcds"
-    scheme = "https" if secure else "http"
-    endpoints = tuple(f"{scheme}://{one}" for one in parts.netloc.split(","))
+    # The configuration has checked the form; Python 3.14 splits no URL of several hosts.
+    scheme, _, rest = cluster.metadata.partition("://")
+    hosts, _, path = rest.partition("/")
+    secure = scheme == "etcds"
+    endpoints = tuple(f"{'https' if secure else 'http'}://{one}" for one in hosts.split(","))
     password = cluster.etcd_password.reveal()
     if cluster.etcd_password_file:
         password = _read_secret(Path(cluster.etcd_password_file))
     return EtcdPlace(
         endpoints=endpoints,
-        prefix=f"/{parts.path.strip('/') or PREFIX_DEFAULT}/",
+        prefix=f"/{path.strip('/') or PREFIX_DEFAULT}/",
         user=cluster.etcd_user,
         password=password,
         tls=_tls(cluster) if secure else None,

@@ -198,6 +198,16 @@ class _State(State):
         super()._change_state(self.ROLES[new_state])
         self.wake()
 
+    def to_leader(self) -> None:
+        """Change as in raftos, but for its callbacks: it checks them by a function that Python 3.16 lacks."""
+        self._change_state(Leader)
+        self.set_leader(self.state)
+
+    def to_follower(self) -> None:
+        """Change as in raftos, but for its callbacks."""
+        self._change_state(Follower)
+        self.set_leader(None)
+
     def set_leader(self, leader: Any) -> None:
         self.leader_id = getattr(leader, "id", leader) or ""
 

@@ -32,13 +32,13 @@ import fcntl, json, os, signal, sys, time
 data_dir, stubborn, port = sys.argv[1], sys.argv[2] == "stubborn", sys.argv[3]
 lock = os.open(data_dir + "/danube.lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 workers = [{"worker": 0, "pid": os.getpid(), "incarnation": 1}]
 state = {"pid": os.getpid(), "ready": True, "addresses": {"native": "0.0.0.0:" + port}, "workers": workers,
          "region": "", "started_at_us": 1000001}
 open(data_dir + "/danube.json", "w").write(json.dumps(state))
 print("ready", flush=True)
-while True: signal.pause()
+signal.sigwait({signal.SIGUSR1 if stubborn else signal.SIGTERM})
 """
 
 

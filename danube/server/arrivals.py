@@ -15,7 +15,7 @@ TAKEN_MAX = 64  # in one turn of the loop
 
 
 class Door(Protocol):
-    """A protocol's server that goes on with connections of others."""
+    """A protocol's server that continues connections of other workers."""
 
     def arrived(self, unread: bytes, sent_bytes: int) -> asyncio.BaseProtocol:
         """The protocol of a connection of which these bytes were read and so many were sent."""

@@ -1,4 +1,4 @@
-"""Connections whose peer is gone without closing: a host that lost its power, a cable that was cut.
+"""Connections whose peer has vanished without closing: a host without power, a cut cable.
 
 The peer sends no word, and records delivered to it wait for acks that never come.  The kernel's keepalive
 probes a connection without unsent bytes.  With unsent bytes keepalive pauses, and the kernel would repeat
@@ -26,7 +26,7 @@ _LAST_ACK_RECEIVED: Final = struct.Struct("=56xI")  # milliseconds ago
 
 
 def tune_socket(raw: Any) -> None:
-    """Set the options of every connection, which include probes for a peer that is gone."""
+    """Set the options of every connection, which include probes for a vanished peer."""
     if not tcp.tune(raw):
         local_socket.tune(raw)
         return
@@ -37,7 +37,7 @@ def tune_socket(raw: Any) -> None:
 
 
 def unsent_bytes(descriptor: int) -> int:
-    """Return the bytes in the kernel that the peer has not taken; 0 if the kernel does not tell."""
+    """Return the bytes in the kernel that the peer has not taken; 0 if the kernel does not show it."""
     try:
         (count,) = _COUNT.unpack(fcntl.ioctl(descriptor, _UNSENT, bytes(_COUNT.size)))
     except (OSError, ValueError):
@@ -54,7 +54,7 @@ def gone(raw: Any) -> bool:
         return False
     try:
         info = raw.getsockopt(socket.IPPROTO_TCP, _INFO, _INFO_BYTES)
-    except OSError:  # it was closed meanwhile, or this kernel does not tell
+    except OSError:  # the socket was closed meanwhile, or this kernel does not show it
         return False
     if len(info) < _INFO_BYTES or not info[_RETRANSMITS]:
         return False

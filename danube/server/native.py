@@ -93,7 +93,7 @@ class NativeServer:
         self._dirty: dict[NativeConnection, None] = {}
         self.waiting: dict[NativeConnection, None] = {}  # for the next turn, or for room in a ring
         self._resting: dict[NativeConnection, None] = {}  # have frames for the next turn
-        self._unswept: list[NativeConnection] = []  # what is left of a round over all of them
+        self._unswept: list[NativeConnection] = []  # connections that the current sweep has still to check
         self._shaking: dict[NativeConnection, float] = {}
 
     def factory(self) -> NativeConnection:
@@ -188,7 +188,7 @@ class NativeServer:
             self.turns.schedule_turn()
 
     def sweep(self, now_s: float) -> None:
-        """Close connections that did not finish the handshake in time, and those whose peer is gone."""
+        """Close connections without a handshake in time, and those whose peer has vanished."""
         late = [connection for connection, deadline_s in self._shaking.items() if deadline_s <= now_s]
         for connection in late:
             connection.refuse(OperationTimeout("no HELLO came in time", hint="is this a Danube client?"))
@@ -200,7 +200,7 @@ class NativeServer:
         self._look_for_silence(clock.monotonic_ns())
 
     def _look_for_silence(self, now_ns: int) -> None:
-        """Ask clients that say nothing, and end the sessions of those that do not answer."""
+        """Send PING to silent clients, and end the sessions of those that do not answer."""
         held_up = now_ns - self._swept_ns > HELD_UP_NS  # this process was, so it can have heard no client
         self._swept_ns = now_ns
         timeout_ns = self.session_timeout_ms * 1_000_000
@@ -214,7 +214,7 @@ class NativeServer:
                 connection.look_for_silence(silence, now_ns, timeout_ns)
 
     def drain(self) -> None:
-        """Tell every client that this broker stops; they close or come back elsewhere."""
+        """Announce to every client that this broker stops, so that it closes or connects elsewhere."""
         self.draining = True
         for connection in list(self.connections.values()):
             connection.send_error(
@@ -243,8 +243,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._received_bytes = 0
         self._output: list[bytes | memoryview] = []
         self.welcomed = False
-        self._placed = False  # it is welcomed, and stays with this worker
-        self._owed = 0  # requests that are not answered yet, until it is placed
+        self._placed = False  # the handshake is done, and the connection stays with this worker
+        self._owed = 0  # number of unanswered requests, until the connection is placed
         self._unread = b""  # read by the worker that passed it on
         self._blocked = False
         self._reading = True
@@ -356,7 +356,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 if not self._placed and self._settle(frame, buffer):
                     if self.closed:
                         buffer.start = buffer.end
-                        return False  # another worker goes on from this frame
+                        return False  # another worker continues with this frame
                 elif frame.kind == _PING:
                     self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
                 elif frame.kind == _PONG:
@@ -383,7 +383,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         return True
 
     def _settle(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
-        """Take a frame that comes before this connection is placed; False: route it as any other."""
+        """Take a frame before the connection is placed; return False to route it like any other."""
         if not self.welcomed:
             self._shake(frame, buffer.view)
             return True
@@ -418,7 +418,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.send_error(error, frame.correlation)
 
     def _stop_at(self, buffer: ReceiveBuffer, position: int) -> None:
-        """Keep the bytes behind ``position``, and read no more until the server says so."""
+        """Keep the bytes behind ``position``, and stop reading until the server allows it."""
         buffer.start = position
         self._blocked = True
         self._set_reading(False)
@@ -499,18 +499,18 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._transport.close()
 
     def leave_gone_peer(self) -> None:
-        """End the connection where the kernel hears nothing of the other side any more."""
+        """End the connection if the kernel shows that its peer has vanished."""
         if self._transport is not None and gone(self._transport.get_extra_info("socket")):
             _log.limited("a client is gone without a word", source=self._host, peer=self.peer)
             self.abort()
 
     @property
     def waiting(self) -> bool:
-        """Whether this broker leaves bytes unread because a ring is full or others had their turn."""
+        """Return whether input is unread because a ring is full, or other connections have their turn."""
         return self._blocked
 
     def look_for_silence(self, silence: Silence, now_ns: int, timeout_ns: int) -> None:
-        """Ask a client that says nothing, or end its session."""
+        """Send PING to a silent client, or end its session."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return

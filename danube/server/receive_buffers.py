@@ -12,8 +12,8 @@ from __future__ import annotations
 from danube.limits import RECEIVE_BUFFER_BYTES
 
 KEPT_MAX = 8  # buffers that wait to be used again
-LARGE_MAX = 16  # connections that may keep a whole buffer, of those that have sent as much
-LENT_BYTES_MAX = 32 * 1024 * 1024  # read in one turn; then it is written before more is read
+LARGE_MAX = 16  # connections that may keep a whole buffer, if they have sent as much
+LENT_BYTES_MAX = 32 * 1024 * 1024  # read in one turn; then batches are written before more is read
 ROOM_MIN = 64 * 1024
 BLOCK_BYTES_MIN = 64
 
@@ -38,7 +38,7 @@ class ReceiveBuffer:
 
 
 class ReceiveBuffers:
-    """The scratch buffer and what connections hold; one for each worker, used from its loop only."""
+    """The scratch buffer and the buffers of connections of one worker, used only from its loop."""
 
     def __init__(self, size: int = RECEIVE_BUFFER_BYTES) -> None:
         self._size = size
@@ -56,7 +56,7 @@ class ReceiveBuffers:
         """
         if held is None:
             scratch = self.scratch
-            if 2 * scratch.end > self._size:  # a read is to bring much, if there is much
+            if 2 * scratch.end > self._size:  # too little room is left for a large read
                 self.lend(scratch)
                 scratch.start = -1  # free at the end of the turn
                 scratch = self.scratch = self._take()
@@ -105,7 +105,7 @@ class ReceiveBuffers:
         block.data[:unread] = buffer.view[buffer.start : buffer.end]
         block.end = unread
         if buffer.start == self._read_at:
-            buffer.end = self._read_at  # no frame lies there
+            buffer.end = self._read_at  # no frame lies behind this place
         return block
 
     def lend(self, buffer: ReceiveBuffer) -> None:
@@ -116,7 +116,7 @@ class ReceiveBuffers:
             self.lent_bytes += buffer.size
 
     def give_back(self, buffer: ReceiveBuffer) -> None:
-        """The connection needs the buffer no more; it is reused when its batches are written."""
+        """Release a connection's buffer; it is reused when its batches are written."""
         if buffer.large:
             buffer.large = False
             self._large_count -= 1
@@ -141,7 +141,7 @@ class ReceiveBuffers:
         return self._free.pop() if self._free else ReceiveBuffer(self._size)
 
     def _widen(self, held: ReceiveBuffer, size: int) -> ReceiveBuffer:
-        """Move what is unread to the front of a buffer of ``size``."""
+        """Move the unread bytes to the front of a buffer of ``size``."""
         wider = self._take() if size == self._size and held.large else ReceiveBuffer(size)
         unread = held.unread_bytes
         wider.data[:unread] = held.view[held.start : held.end]

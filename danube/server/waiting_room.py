@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ASK_INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 5.0
-GREETING_S: Final = 5.0  # a native client that says nothing is let go
+GREETING_S: Final = 5.0  # limit of a native client's silence
 MESSAGE_BYTES_MAX: Final = 64 * KIB
 CONNECTIONS_MAX: Final = 1_000
 _MODULES: Final = {
@@ -91,7 +91,7 @@ class WaitingRoom:
             self._servers.append(server)
 
     def close(self) -> None:
-        """Accept nothing more; connected clients come back to a broker that serves."""
+        """Accept no more connections; connected clients connect to the serving broker later."""
         if self._asking is not None:
             self._asking.cancel()
         for server in self._servers:
@@ -120,7 +120,7 @@ class WaitingRoom:
         return _Native(self)
 
     def enter(self, transport: asyncio.Transport) -> bool:
-        """Whether there is room for another native connection."""
+        """Return whether there is room for another native connection."""
         if len(self._natives) < CONNECTIONS_MAX:
             self._natives.add(transport)
             return True
@@ -166,7 +166,7 @@ class _Everything:
 
 
 class _Turns:
-    """The doors write at the end of a turn of the loop; there is no worker that has turns."""
+    """Turns for the doors, which write at a turn's end; here no worker provides them."""
 
     flush_pending = False
 
@@ -188,7 +188,7 @@ class _Turns:
 class _Native(asyncio.Protocol):
     """Answers a greeting with an error, and lets the client close.
 
-    Closed from here, the connection could be reset by what the client still sends, before it reads the error.
+    If this side closed first, late bytes of the client could reset the connection before it reads the error.
     """
 
     def __init__(self, room: WaitingRoom) -> None:

@@ -180,7 +180,7 @@ class GrpcConnection(GrpcSocket):
         self.has_output()
 
     def _assemble(self, pending: _Pending, stream: Stream, data: memoryview, ended: bool) -> None:
-        """Take bytes of a message that comes in pieces, or that is malformed."""
+        """Take bytes of a message that arrives in pieces, or is malformed."""
         assembler = pending.assembler
         before = assembler.held_bytes
         messages = assembler.take(data, ended)

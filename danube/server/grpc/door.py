@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from danube.server.messages.settling import Settling
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
-REFUSED_MAX = 64  # that are being told so; each holds a descriptor meanwhile
+REFUSED_MAX = 64  # refused connections that are not closed yet; each holds a descriptor
 STREAM_QUEUE_BYTES_MAX = 32 * 1024 * 1024  # a consumer's credit, and the largest batch beyond it
 CONNECTION_QUEUE_BYTES_MAX = 256 * 1024 * 1024
 # A client whose stream ended calls again at once.  Answered with UNAVAILABLE it waits and comes back;
@@ -85,7 +85,7 @@ class GrpcDoor:
         self._places = places
         self._dirty: dict[GrpcSocket, None] = {}
         self.unflushed = False
-        self._refused: dict[GrpcSocket, None] = {}  # told that there is no room, not closed yet
+        self._refused: dict[GrpcSocket, None] = {}  # refused for lack of room, and not closed yet
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class GrpcDoor:
             connection.tick(now_ns)
 
     def drain(self) -> None:
-        """End streams, take no more calls, finish those that run."""
+        """End streams, refuse new calls, finish running ones."""
         self.draining = True
         if self._data is not None:
             self._data.publishing.draining = True

@@ -1,4 +1,4 @@
-"""Placing of a gRPC connection: it goes to the owner of the partition that its first call names.
+"""Placing of a gRPC connection: it is passed to the owner of the partition that its first call names.
 
 A client that is about to make a topic looks it up first, or creates a producer.  Its connection goes to the
 worker that owns the topic which is made next.

@@ -88,7 +88,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._host = tcp.host_of(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
         self._door.opened(self, arrived=bool(self._arrived))
-        self.flush()  # the greeting, at once: it tells a peer that speaks something else where it is
+        self.flush()  # the greeting, at once: it shows a client of another protocol its mistake
         if self._arrived:
             arrived, self._arrived = self._arrived, b""
             self.get_buffer(len(arrived))[: len(arrived)] = arrived
@@ -132,7 +132,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
             self.has_output()
         self._door.turns.schedule_turn()
         if self._http2.calls_received > 1:
-            self._door.turns.schedule_turn()  # with several calls it is not alone
+            self._door.turns.schedule_turn()  # with several calls, count as several clients
 
     def _place(self, unplaced: Unplaced) -> None:
         """Pass the connection to the worker of the first call, or keep it for good and process held bytes."""
@@ -189,7 +189,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if output:
             if self._unplaced is not None:
                 self._unplaced.sent_bytes += sum(map(len, output))
-                if http2.last_stream_id:  # it may be an answer, which another worker cannot know of
+                if http2.last_stream_id:  # the output may be an answer, which another worker cannot know
                     self._unplaced = None
             if self._sent_bytes:
                 output = self._unsent(output)
@@ -235,12 +235,12 @@ class GrpcSocket(asyncio.BufferedProtocol):
             self.has_output()
 
     def go_away(self) -> None:
-        """No further calls; those that run are finished."""
+        """Refuse further calls; running ones are finished."""
         self._http2.go_away("the broker is stopping")
         self.has_output()
 
     def refuse(self, error: DanubeError) -> None:
-        """Tell a connection that there is no room for it; its socket is closed by a later sweep."""
+        """Refuse a connection for lack of room; a later sweep closes its socket."""
         if self._sent_bytes:  # the worker that passed it on has greeted it
             self._http2.output.clear()
             self._sent_bytes = 0

@@ -19,7 +19,7 @@ DOMAIN = "danube"
 
 
 def trailers_of(error: BaseException) -> bytes:
-    """The trailing header block for an error; anything unexpected is logged and told as INTERNAL."""
+    """Return the trailing header block of an error; an unexpected one is logged and sent as INTERNAL."""
     if isinstance(error, DanubeError):
         return _trailers(error.status, sentence(error), type(error).__name__, error.code, error.retryable)
     _log.failure("a call failed", error)

@@ -112,7 +112,7 @@ class Target:
         self.producer_id = 0
         self.topic_id = 0
         self.record_bytes_max = 0
-        self.version = -1  # of the metadata that the two above come from
+        self.version = -1  # version of the metadata that the two above come from
         self.handle = 0  # 0: not open at the owner
         self.opening = False
         self.exclusive = False
@@ -123,7 +123,7 @@ class Target:
 
     @property
     def idle(self) -> bool:
-        """Whether no connection created it and nothing of it waits for an answer."""
+        """Return whether no connection has created the producer and none of its records waits."""
         return not (self.users or self.groups or self.in_flight or self.waiters)
 
     def delivered(self, batches: bytes | memoryview) -> None:
@@ -179,7 +179,7 @@ class Publishing:
         return target
 
     def _leave(self, target: Target, user: Any) -> None:
-        """This connection does not use it after all; it is closed when it is open, unless others do."""
+        """Drop this connection's use of the producer; without other users it is closed once it is open."""
         target.users.discard(user)
         used = self._by_user.get(user)
         if used is not None:
@@ -188,7 +188,7 @@ class Publishing:
                 del self._by_user[user]
 
     def partition_of(self, producer_id: int) -> str:
-        """Of a producer with this id that was created or used on this worker; "" for others."""
+        """Return the partition of a producer id created or used on this worker; "" for others."""
         target = self._by_id.get(producer_id)
         return "" if target is None else target.partition
 
@@ -324,7 +324,7 @@ class Publishing:
         self.dirty[target] = None
 
     def _take(self, call: Call, data: bytes) -> None:
-        """One message by itself: it is refused, or in a group."""
+        """Take one message by itself: refuse it, or add it to a group."""
         try:
             message = parsed(data)
             place = message.msg_id
@@ -426,10 +426,10 @@ class Publishing:
     # -- refusals ---------------------------------------------------------------------------------
 
     def _failed(self, target: Target, group: _Group, error: DanubeError) -> None:
-        """A batch was refused and nothing of it is stored: others must not suffer for one record."""
+        """Handle the refusal of a batch, of which no record is stored: only the bad record may fail."""
         group.attempts += 1
         if isinstance(error, OwnerMoved) and group.attempts < ATTEMPTS_MAX:
-            # The owner restarted and does not know the handle: nothing was taken, so it can be sent again.
+            # The restarted owner does not know the handle and took no record, so all can be sent again.
             self._close(target)
             target.groups.appendleft(group)
             self._offer(target)
@@ -439,7 +439,7 @@ class Publishing:
             refuse_calls(group.calls, error)
 
     def _send_split(self, target: Target, group: _Group, error: DanubeError) -> None:
-        """Answer the record that the error names and send the others again; unnamed: each for itself."""
+        """Answer the record that the error names and send the others again; without a name, each alone."""
         index = error.facts.get("index")
         count = len(group.calls)
         if isinstance(index, int) and 0 <= index < count:

@@ -56,7 +56,7 @@ class BrokerSession(RoutedSession):
         self.send_frame(bytearray(wire.control_frame(kind, body, correlation, handle)))
 
     def expect(self, answer: Answer) -> int:
-        """A fresh correlation whose answer goes to ``answer``."""
+        """Return a new correlation whose answer goes to ``answer``."""
         self._correlation = self._correlation % _CORRELATION_MAX + 1
         while self._correlation in self._answers:
             self._correlation = self._correlation % _CORRELATION_MAX + 1
@@ -147,7 +147,7 @@ class BrokerSession(RoutedSession):
         self._handles.pop(handle, None)
 
     def worker_restarted(self, worker: int) -> None:
-        """An owner is gone: its handles are closed and its open requests fail."""
+        """Close the handles of an owner that has ended, and fail its open requests."""
         self._router.worker_restarted(self, worker)
 
     # -- answers ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from danube.core.partition.pending import Measured
 from danube.host import clock, telemetry
 
 ROUND_MAX_S: Final = 3.0  # a scraper waits 10 s by default
-FRESH_NS: Final = 1_000_000_000  # a round that ended less than this ago is told again
+FRESH_NS: Final = 1_000_000_000  # age below which a round's result is used again
 LINKS_MAX: Final = 256
 
 _log = telemetry.events("metrics")

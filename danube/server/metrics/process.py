@@ -52,14 +52,14 @@ class Metrics:
         self._broker = broker  # its id; a new member of a cluster has none at first
         self._gathering = Gathering(context.workers, topics_max)
         self._server = MetricsServer(self.page, metrics_text.CONTENT_TYPE)
-        self._answers: dict[int, Measured] | None = None  # of the round that _text tells
+        self._answers: dict[int, Measured] | None = None  # answers of the round that _text shows
         self._text = b""
         self._making = asyncio.Lock()
         self._controller = ControllerClient(context.controller_address)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Run until the supervisor says stop."""
+        """Run until the supervisor stops it."""
         loop = asyncio.get_running_loop()
         last_resort.install(loop)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)

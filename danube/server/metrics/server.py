@@ -53,11 +53,11 @@ class MetricsServer:
 
 
 class MetricsConnection(asyncio.Protocol):
-    """Reads a request, answers, and goes when the client goes or its time is over."""
+    """One connection: reads a request, answers it, and closes, at the latest after a time limit."""
 
     def __init__(self, server: MetricsServer) -> None:
         self._server = server
-        self._reader: RequestReader | None = RequestReader()  # None: the request is there
+        self._reader: RequestReader | None = RequestReader()  # None: the request is complete
         self._late_bytes = 0
         self._sent = self._ended = False  # the answer; the client's side
         self._answering: asyncio.Task[None] | None = None
@@ -95,7 +95,7 @@ class MetricsConnection(asyncio.Protocol):
             self._take(found)
 
     def eof_received(self) -> bool:
-        """A client that ends its side before the answer may still read; else it has gone."""
+        """Keep the connection of a client that waits for its answer; close any other."""
         self._ended = True
         return self._reader is None and not self._sent
 

@@ -72,7 +72,7 @@ class _Everything(Collector):
                 yield _metric(family, observed.broker, series)
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing is measured to register it
+        return ()  # registration needs no measurement
 
 
 def _metric(family: Family, broker: str, series: Iterable[Series]) -> Metric:
@@ -107,7 +107,7 @@ def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
 
 
 def _of_the_storage(observed: Observed) -> dict[str, list[Series]]:
-    """Local storage has no pending bytes: nothing of it is ever off this host."""
+    """Return the storage's series; local storage has no pending bytes, as no bytes leave this host."""
     measured = observed.measured
     if measured.tiered is None:
         return {}

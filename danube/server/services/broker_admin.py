@@ -1,4 +1,4 @@
-"""danube_admin.BrokerAdmin: which brokers there are, and where their partitions go.
+"""danube_admin.BrokerAdmin: the brokers of a cluster, and moves of their partitions.
 
 Any broker answers, by operations of its own; one without a cluster answers as a cluster of one.
 """
@@ -12,13 +12,13 @@ from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.calls import BrokerCalls, Call, filled, whole_list
 from danube.server.services.naming import current, number_of_broker
 
-_NO_LEADER = "not_found"  # clients take this word for none
+_NO_LEADER = "not_found"  # the word that clients understand as none
 _ROLES: Final = {"leader": "Cluster_Leader", "follower": "Cluster_Follower"}
 _STRATEGIES: Final = {"fair": "Fair", "balanced": "Balanced", "weighted_load": "WeightedLoad"}
 
 
 class BrokerAdmin:
-    """Reads and commands alike are those of ``danube brokers``."""
+    """Serves BrokerAdmin by the operations of ``danube brokers``."""
 
     def __init__(self, broker: BrokerCalls) -> None:
         self._broker = broker
@@ -69,7 +69,7 @@ class BrokerAdmin:
         return filled(pb.ClusterBalanceResponse, found, brokers=brokers, assignment_strategy=strategy)
 
     async def trigger_rebalance(self, request: pb.RebalanceRequest, call: Call) -> pb.RebalanceResponse:
-        """The commands of upstream know by the word "background" that moves have begun."""
+        """Begin moves; upstream's commands recognise that by the word "background" in the answer."""
         most = min(request.max_moves, 1_000) if request.HasField("max_moves") else 0
         found = await self._broker.ask("rebalance", dry_run=request.dry_run, max_moves=most)
         message = ""

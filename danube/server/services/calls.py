@@ -180,6 +180,6 @@ async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: An
 
 
 def filled(message: type[_Message], row: Mapping[str, Any], **others: Any) -> _Message:
-    """A message with the fields that an operation's answer has under the same names, and ``others``."""
+    """Return a message with the fields of an operation's answer that have its names, and ``others``."""
     same = {name: row[name] for name in message.DESCRIPTOR.fields_by_name if name in row}
     return message(**{**same, **others})

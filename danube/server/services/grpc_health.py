@@ -16,7 +16,7 @@ from danube.server.proto.health_pb2 import (
 from danube.server.services.calls import BrokerCalls, Call
 
 WATCHES_MAX: Final = 256  # of one door
-WATCH_INTERVAL_S: Final = 0.25  # how late a change may be told
+WATCH_INTERVAL_S: Final = 0.25  # delay of a change's report, at most
 
 
 class Health:
@@ -57,7 +57,7 @@ class Health:
     async def watch(self, request: HealthCheckRequest, call: Call) -> AsyncIterator[HealthCheckResponse]:
         """The state at once, then each change; raises LimitExceeded beyond WATCHES_MAX.
 
-        Nothing follows a draining broker's state: the call ends with it and holds up nothing.
+        The state of a draining broker is the last one: the call ends, so it does not delay the stop.
         """
         if self._watch_count >= WATCHES_MAX:
             raise LimitExceeded(

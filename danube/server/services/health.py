@@ -24,7 +24,7 @@ class HealthCheck:
         self._consuming = consuming
 
     async def health_check(self, request: HealthCheckRequest, call: Call) -> HealthCheckResponse:
-        """An id that this broker does not know is told to start over, and is never an error."""
+        """Answer whether the client's id is usable; an unknown id must be created again, without an error."""
         if request.client == _PRODUCER:
             return _OK if self._producer_known(request.id) else _CLOSE
         if request.client == _CONSUMER:

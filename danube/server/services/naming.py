@@ -40,7 +40,7 @@ def find(broker: BrokerCalls, name: str) -> Named:
 
 
 def find_partition(broker: BrokerCalls, name: str) -> tuple[TopicRecord, int]:
-    """The topic and partition of a physical name, asked of newer metadata where it is not known yet."""
+    """Return the topic and partition of a physical name, reading newer metadata if it is unknown."""
     try:
         return broker.metadata.topic_of_partition(name)
     except TopicNotFound:
@@ -48,7 +48,7 @@ def find_partition(broker: BrokerCalls, name: str) -> tuple[TopicRecord, int]:
 
 
 def find_consumer(broker: BrokerCalls, consumer_id: int) -> KnownConsumer | None:
-    """The consumer of an id, looked for again in newer metadata; None for an id that nobody has."""
+    """Return the consumer of an id, reading newer metadata if it is unknown; None without one."""
     found = broker.metadata.consumers.find(consumer_id)
     return found if found is not None else current(broker).consumers.find(consumer_id)
 

@@ -30,7 +30,7 @@ class ProducerService:
         self._publishing = publishing
 
     async def create_producer(self, request: ProducerRequest, call: Call) -> ProducerResponse:
-        """The producer of this name; it has the same id whenever and wherever it is created."""
+        """Create the producer of this name; the id is the same at each time and broker."""
         name = request.topic_name
         check_topic_name(name)
         check_label(request.producer_name, "producer")
@@ -53,7 +53,7 @@ class ProducerService:
     # -- the topic --------------------------------------------------------------------------------
 
     async def _topic(self, name: str, reliable: bool) -> tuple[TopicRecord, int]:
-        """The topic of this physical name, made when it is missing and that is allowed."""
+        """Return the topic of this physical name; create it if it is missing and creation is allowed."""
         try:
             return find_partition(self._broker, name)
         except TopicNotFound:

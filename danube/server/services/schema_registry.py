@@ -124,7 +124,7 @@ class SchemaRegistry:
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=message)
 
     async def _configure(self, request: Any, **subject: str) -> tuple[str, str]:
-        """Set a topic's policy, and its subject where there is one; both names as they are kept."""
+        """Set a topic's policy, and its subject if given; return the names of the topic and the policy."""
         policy = str(ValidationPolicy.parse(request.validation_policy))
         topic = find(self._broker, request.topic_name).record.topic
         check = request.enable_payload_validation

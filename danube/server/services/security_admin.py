@@ -103,9 +103,9 @@ class SecurityAdmin:
 
 
 def _resource_of(scope: str, resource: str) -> str:
-    """The resource name as it is stored: none for the cluster, ``default``, ``/default/t`` or a subject.
+    """Return the stored resource name: empty for the cluster, else ``default``, ``/default/t`` or a subject.
 
-    A namespace may be written with a leading slash, as guides for the official commands show it.
+    A namespace may have a leading slash, as in guides for the official commands.
     """
     found = resource_in(scope, resource)
     return check_namespace(found) if scope == "namespace" else found

@@ -24,7 +24,7 @@ class StorageService:
     ) -> ListSegmentDescriptorsResponse:
         """Uploaded segments with records behind ``after_offset``; TopicNotFound for an unknown topic.
 
-        ``topic`` is a partition's name; of a partitioned topic's own name nothing is listed.
+        ``topic`` is a partition's name; for a partitioned topic's own name the list is empty.
         """
         record, names = find(self._broker, request.topic)
         if names != [request.topic] or not record.policy.reliable:

@@ -40,7 +40,7 @@ from danube.server.services.naming import (
 
 _BACKOFFS: Final = {pb.Fixed: "fixed", pb.Exponential: "exponential"}
 _POISONS: Final = {pb.DeadLetter: "dead_letter", pb.Block: "block", pb.Drop: "drop"}
-_DURATION_MS_MAX: Final = 3_650 * DAY_MS  # in ns this is far below what 64 bits hold
+_DURATION_MS_MAX: Final = 3_650 * DAY_MS  # in ns this fits easily in 64 bits
 _DURATIONS: Final = ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms")
 
 
@@ -286,7 +286,7 @@ class TopicAdmin:
     async def set_subscription_dispatch_config(
         self, request: pb.SetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.SubscriptionResponse:
-        """How many messages may be unacked; reaches a live subscription at once."""
+        """Set the limit of unacked messages; it applies to a live subscription at once."""
         check_label(request.subscription, "subscription")
         check_topic_name(request.topic)
         unacked = required_message(request, "dispatch_config").max_unacked_messages
@@ -297,14 +297,14 @@ class TopicAdmin:
     async def get_subscription_dispatch_config(
         self, request: pb.GetSubscriptionDispatchConfigRequest, call: Call
     ) -> pb.GetSubscriptionDispatchConfigResponse:
-        """Unset where nothing was set for this subscription."""
+        """Return the limit of unacked messages, unset if none was set for this subscription."""
         _, settings = await self._settings(request)
         response = pb.GetSubscriptionDispatchConfigResponse()
         if settings["max_unacked"]:
             response.dispatch_config.max_unacked_messages = settings["max_unacked"]
         return response
 
-    # What the broker knows
+    # Questions to the broker
 
     async def _set(self, request: Any, **settings: Any) -> pb.SubscriptionResponse:
         """Settings of a subscription; only a reliable topic has any."""

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -26,13 +27,23 @@ def run(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
 
 
-def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
-    """The bundled engine is what its authors released, byte for byte."""
-    built = run("scripts/wheel", str(tmp_path))
+def build(out: Path) -> list[Path]:
+    """Return the wheel and the source distribution of this checkout."""
+    built = run("scripts/wheel", str(out))
     if UNREACHED in built.stderr:
         pytest.skip("no package index can be reached")
     assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    return sorted(out.iterdir())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+def test_a_wheel_in_an_empty_environment_serves(built: list[Path]) -> None:
+    """The bundled engine is what its authors released, byte for byte."""
+    wheel = built[0]
     with zipfile.ZipFile(wheel) as files:
         names = sorted(name for name in files.namelist() if name.startswith("danube/bundled/raftos/"))
         digest = hashlib.sha256()
@@ -46,6 +57,16 @@ def test_a_wheel_in_an_empty_environment_serves(tmp_path: Path) -> None:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr + done.stdout
     print(done.stderr)
+
+
+def test_two_builds_are_equal(built: list[Path], tmp_path: Path) -> None:
+    """Also the source distribution, which setuptools stamps with the time and the user."""
+    again = build(tmp_path / "again")
+    assert [path.suffix for path in built] == [".whl", ".gz"]
+    assert [path.name for path in again] == [path.name for path in built]
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in built]
+    with tarfile.open(built[1]) as files:
+        assert len([name for name in files.getnames() if "/danube/bundled/raftos/" in name]) == 13
 
 
 def test_no_wheel_without_the_engine(tmp_path: Path) -> None:

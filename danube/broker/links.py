@@ -1,7 +1,7 @@
 """The protocol between workers and the processes beside them: frames over a Unix stream socket.
 
     position  size  field
-           0     4  size of what follows, little-endian
+           0     4  size of the rest, little-endian
            4        MessagePack map: "kind" and the fields of that kind
 
 A worker is the client.  A statement is valid until the worker changes it or its connection ends.  Repeating a
@@ -91,7 +91,7 @@ FIELDS_BY_KIND: Final[Mapping[str, Mapping[str, type]]] = {
 
 
 def encode_frame(kind: str, **fields: Any) -> bytes:
-    """One frame; ProtocolError when it is too large or a field of its kind is missing or no such value."""
+    """Encode one frame; ProtocolError if it is too large, or a field of its kind is missing or wrong."""
     frame = {"kind": kind, **fields}
     _check(frame)
     body = msgspec.msgpack.encode(frame)
@@ -164,7 +164,7 @@ _log = telemetry.events("link")
 
 
 class Dialled(asyncio.Protocol):
-    """A connection to the Unix socket of ``peer``, made again whenever it is lost.  For one loop."""
+    """A connection to the Unix socket of ``peer``, made again whenever it is lost; for one event loop."""
 
     retry_max_s = RETRY_MAX_S
 
@@ -215,7 +215,7 @@ class Dialled(asyncio.Protocol):
             self.on_made(made)
 
     def on_made(self, transport: asyncio.Transport) -> None:
-        """There is a new connection, which knows nothing."""
+        """Handle a new connection, whose peer knows nothing of earlier ones."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -287,7 +287,7 @@ class Accepted(asyncio.Protocol):
             self._transport.abort()
 
     def room(self) -> bool:
-        """Whether another connection may be."""
+        """Return whether another connection may be accepted."""
         return True
 
     def on_made(self, peer: socket.socket) -> None: ...

@@ -46,7 +46,7 @@ class SupervisorSettings:
     mover_drain_timeout_ms: int = 2_000  # after the workers have ended
     ring_bytes: int = 0
     tail_bytes: int = 0
-    progress: Callable[[str], None] | None = None  # lines about a start that is not like others
+    progress: Callable[[str], None] | None = None  # takes lines about an unusual start
     on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
 
 
@@ -75,7 +75,7 @@ class WorkerContext:
 
     worker: int
     workers: int
-    incarnation: int  # also the epoch of what it opens: larger than that of any process before
+    incarnation: int  # larger than that of any earlier process; epochs of logs begin with it
     region: Region
     counters: Counters
     listeners: dict[str, socket.socket]  # by door; listening, not blocking
@@ -189,7 +189,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideContext:
-    """Everything that a process beside the workers gets from its supervisor, whichever it is."""
+    """Everything that the mover, metrics process or controller gets from the supervisor."""
 
     listener: socket.socket  # workers connect here; listening, not blocking, kept open by the supervisor
     drain: DrainSignal

@@ -36,11 +36,11 @@ class SharedLease:
 
     @property
     def registration(self) -> int:
-        """The metadata version at which the broker was registered last; a copy that has it is new enough."""
+        """Return the metadata version of the last registration; a copy with that version is new enough."""
         return self._word[1]
 
     def begin(self, registration: int) -> None:
-        """Controller: the broker was registered anew; before :meth:`extend`."""
+        """Store a new registration; called by the controller, before :meth:`extend`."""
         self._word[1] = registration
 
     def extend(self, end_ns: int) -> None:

@@ -68,7 +68,7 @@ def _become_child(child: Callable[[], int | None], name: str, parent: int) -> No
             try:
                 stream.flush()
             except (OSError, ValueError):
-                pass  # its reader is gone
+                pass  # the reader of the stream has ended
         os._exit(status)
 
 

@@ -67,7 +67,7 @@ class SideProcess:
         self.pulse = Pulse()
 
     def context(self, drain: DrainSignal) -> dict[str, Any]:
-        """In the process itself: what a SideContext holds."""
+        """Return the fields of a SideContext; called in the process itself."""
         return {
             "listener": self.listener, "drain": drain, "settings": self._settings, "pulse": self.pulse,
         }  # fmt: skip

@@ -60,7 +60,7 @@ def begin(data_dir: Path, incarnation: int) -> Since:
 
 def _begin(path: Path, incarnation: int) -> Since:
     known, there = _read(path), True
-    if known is None:  # it is unknown where the broker ran before, unless it never did
+    if known is None:  # the former place is unknown, unless this is the first start
         known, there = Host("", clean=incarnation <= 1), _make(path)
     place = place_of(path)
     since = Since(known.since, known.since_us)
@@ -116,7 +116,7 @@ def _encoded(host: Host) -> bytes:
 
 
 def place_of(path: Path) -> str:
-    """Which file this is, on which mount since which boot; empty if that cannot be told."""
+    """Return the identity of a file: boot, mount, device and inode; empty if it cannot be read."""
     try:
         status = path.stat()
         boot = _BOOT_ID.read_text("ascii").strip()

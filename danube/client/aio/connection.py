@@ -57,7 +57,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=0)  # else uvloop writes after all callbacks
+        self.transport.set_write_buffer_limits(high=0)  # otherwise uvloop writes after all callbacks
         self.socket = transport.get_extra_info("socket")
         tcp.tune(self.socket)
 
@@ -223,7 +223,7 @@ class Connection:
         self.session.brokers.lost(self.session, error)
 
     async def serve_once(self) -> DanubeError:
-        """Connect and be connected until that is over; return why it is, or raise why it never was."""
+        """Connect, and serve the connection until it ends; return its error, or raise that of connecting."""
         await self._connect()
         if self._link is not None:
             await asyncio.shield(self._link.lost)
@@ -280,7 +280,7 @@ class Connection:
             self._flush_scheduled = True
 
     def flush(self) -> None:
-        """Write what is queued now."""
+        """Write the queued frames now."""
         self._flush_scheduled = False
         link = self._link
         if link is not None:

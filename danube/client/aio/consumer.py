@@ -40,7 +40,7 @@ class _Messages:
             messages = inbox.messages
             for message in messages:
                 return message
-            await asyncio.sleep(0)  # let others run, even where messages never cease
+            await asyncio.sleep(0)  # let other tasks run, even under a constant stream of messages
             if inbox.messages is messages and not inbox.advance():
                 self._connection.flush()
                 await self._connection.wait(inbox.arrival())
@@ -137,7 +137,7 @@ class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
 
 
 def raise_lost(replies: list[Reply]) -> None:
-    """Raise why acknowledgements of a consumer that was closed may be lost."""
+    """Raise the error for which acks of a closed consumer may be lost."""
     for reply in replies:
         if reply.error is not None:
             raise reply.error.with_traceback(None)

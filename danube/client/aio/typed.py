@@ -1,4 +1,4 @@
-"""Producer and consumer of values of the asyncio client, and what the consumer hands out."""
+"""Producer and consumer of values of the asyncio client, with the consumer's messages and batches."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ UNASKED_S: Final = 60.0  # with a broker that does not ask; the next one may
 
 
 class Attended(Protocol):
-    """A connection that may be left alone for long."""
+    """A connection that its program may not use for a long time."""
 
     session: Session
 
@@ -33,7 +33,7 @@ class Attendance:
         self._stopped = threading.Event()
 
     def start(self, connection: Attended) -> None:
-        """Attend to ``connection`` until stop(), or until it is garbage."""
+        """Answer for ``connection`` until stop(), or until it is garbage-collected."""
         threading.Thread(
             target=_attend, args=(weakref.ref(connection), self._stopped), name="danube-client", daemon=True
         ).start()

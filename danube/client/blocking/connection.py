@@ -41,7 +41,7 @@ class BlockingLink:
         self.session = session
         self.socket: socket.socket | None = None
         self.reason: DanubeError | None = None  # why there is none any more
-        self.poller = make_poller()  # tells when the socket has something
+        self.poller = make_poller()  # for bytes that can be read
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -89,7 +89,7 @@ class BlockingLink:
         self.flush()
 
     def drop(self, reason: DanubeError, quietly: bool = False) -> None:
-        """Close the socket and tell the session."""
+        """Close the socket and notify the session."""
         sock, self.socket = self.socket, None
         if sock is None:
             return
@@ -161,7 +161,7 @@ class BlockingLink:
     # -- writing --------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write the queued frames."""
         sock = self.socket
         if sock is None or not self.session.has_output:
             return
@@ -177,9 +177,9 @@ class BlockingLink:
                 self._send_all(sock, one)
             self._send_all(sock, b"".join(small))
         except OSError as error:
-            self.read()  # the broker may have said why before it closed the connection
+            self.read()  # the broker may have sent the reason before it closed the connection
             self.drop(ConnectionFailed("the connection to the broker was lost", why=str(error)))
-        except BaseException:  # a signal's: a frame may be cut
+        except BaseException:  # raised by a signal's handler: a frame may be cut
             self.drop(_cut_short())
             raise
 
@@ -235,7 +235,7 @@ class BlockingConnection:
             self._attendance.start(self)
 
     def close(self) -> None:
-        """Write what is queued and close the sockets."""
+        """Write the queued frames and close the sockets."""
         self._attendance.stop()
         with self.lock:
             self.flush()
@@ -339,7 +339,7 @@ class BlockingConnection:
             self.leave(plan.close)  # a call that was cut short is undone at the broker, without waiting
 
     def leave(self, close: Callable[[], Any]) -> None:
-        """Close something without waiting for the broker's word."""
+        """Close a producer or consumer without waiting for the broker's answer."""
         with self.lock:
             close()
             self.flush()
@@ -351,7 +351,7 @@ class BlockingConnection:
         return [self._home, *self._owners.values()]
 
     def _until_timer_s(self, wait_s: float) -> float:
-        """``wait_s``, or how long it is until the next timer."""
+        """Return the smaller of ``wait_s`` and the time until the next timer."""
         for link in self._links:
             moment_ns = link.session.next_timer_ns
             if moment_ns is not None:
@@ -384,7 +384,7 @@ class BlockingConnection:
         self._tell()
 
     def flush(self) -> None:
-        """Write what is queued; the lock is held."""
+        """Write the queued frames; the caller holds the lock."""
         self._home.flush()
         for link in self._owners.values():
             link.flush()

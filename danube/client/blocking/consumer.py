@@ -19,10 +19,10 @@ from danube.errors import ClosedError, InvalidArgument
 
 
 class Message(BaseMessage, eq=False):
-    """A message of the blocking client; ``with message:`` acks on success, else gives it back."""
+    """A message of the blocking client; ``with message:`` acks on success, nacks on an error."""
 
     def ack(self) -> None:
-        """Acknowledge; sent with others when the consumer is next asked for a message, or closed."""
+        """Acknowledge; the ack is sent when the consumer next receives, or is closed."""
         self.ack_nowait()
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:
@@ -53,10 +53,10 @@ class Message(BaseMessage, eq=False):
 
 
 class Batch(BaseBatch):
-    """A batch of the blocking client; ``with batch:`` acks on success, else gives it back."""
+    """A batch of the blocking client; ``with batch:`` acks on success, nacks on an error."""
 
     def ack(self) -> None:
-        """Acknowledge all records; sent when the consumer is next asked for a batch, or closed."""
+        """Acknowledge all records; the acks are sent when the consumer next receives, or is closed."""
         self.ack_nowait()
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:

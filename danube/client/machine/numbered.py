@@ -42,7 +42,7 @@ def round_name(stem: str, round_number: int) -> str:
 
 
 def epoch_of_round(round_number: int, known_epoch: int, now_s: int) -> int:
-    """The lowest epoch above ``known_epoch`` and the clock that says ``round_number``."""
+    """Return the lowest epoch above ``known_epoch`` and the clock that encodes ``round_number``."""
     floor = max(known_epoch, now_s) + 1
     return floor + (round_number - floor) % ROUNDS
 
@@ -85,7 +85,7 @@ class NumberedPartition(PartitionProducer):
             super()._on_opened(request, handle)
 
     def _agree(self, request: Request, handle: int) -> None:
-        """Find the epoch of this round; ask again with it, until the partition says that it holds."""
+        """Find the epoch of this round; open with it until the partition confirms it."""
         error = request.error
         if error is None and self.epoch != _ASKING_EPOCH:
             self._agreed = True
@@ -126,7 +126,7 @@ class NumberedPartition(PartitionProducer):
 
 
 def check_round(round_number: int) -> None:
-    """A round is 0 or more; refuse anything else."""
+    """Raise InvalidArgument for a number that no round can have."""
     if not 0 <= round_number < 1 << 48:
         raise InvalidArgument(f"round {round_number} is not valid", hint="rounds are numbered from 0")
 

@@ -32,7 +32,7 @@ def page_of(after: str, limit: int | None, prefix: str) -> Page:
 
 
 def asked(page: Page, held: int = 0, after: str | None = None) -> dict[str, Any]:
-    """Arguments of the request that goes on behind ``after``, with ``held`` entries already here."""
+    """Return the arguments of the request for the entries behind ``after``; ``held`` were read before."""
     left = PAGE_ENTRIES_MAX if page.limit is None else page.limit - held
     return {
         "after": page.after if after is None else after,

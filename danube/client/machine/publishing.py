@@ -1,7 +1,7 @@
 """The sending half of one partition: pipelined batches with sequences, answered once each.
 
-A batch is numbered when it is encoded and checked again when it is sent, because the epoch or the
-numbers may have changed in between; only then is it stamped anew (rare, and one copy of it).
+A batch is numbered when it is encoded and checked again when it is sent, because the epoch or the numbers may
+have changed in between.  Only then it is stamped again, which is rare and costs one copy.
 
     opening   an OPEN_PRODUCER is on its way, or will be after a pause
     open      batches go out as publish credit and the window allow
@@ -237,7 +237,7 @@ class PartitionProducer:
             self._after_answer()
 
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
-        """An ERROR answered this batch: it is not in the log."""
+        """Handle an ERROR for this batch, which is not in the log."""
         if isinstance(error, OwnerMoved):
             outgoing.correlation = 0
             credit = self.session.credit
@@ -286,7 +286,7 @@ class PartitionProducer:
     # -- opening --------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Ask for the partition: anew, or to go on with the epoch that is held."""
+        """Open the partition with a new epoch, or again with the current one."""
         self._state = State.OPENING
         self._retry = None
         if not self.session.ready:

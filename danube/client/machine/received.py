@@ -58,7 +58,7 @@ class ReceivedBatch(BatchView):
         return super()._text(position - BODY_CRC_START, size)
 
     def tombstone(self, index: int) -> bool:
-        """Whether the record says that its key has no value any more."""
+        """Return whether the record is a tombstone: its key has no value from here on."""
         return self.compacted and self.removes_key(index)
 
     @property

@@ -1,6 +1,6 @@
 """State that a session keeps: requests that wait for an answer, timers, and counters.
 
-The shell asks for the next timer's moment and says when it has come.
+The shell reads the time of the next timer, and calls the machine at that time.
 """
 
 from __future__ import annotations

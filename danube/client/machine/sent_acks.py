@@ -61,7 +61,7 @@ class SentAcks:
         self.unsure = True
 
     def lose(self) -> None:
-        """The connection is gone, and with it the answer."""
+        """Note that the connection is lost, and with it the answer to the open request."""
         if self.unsure or self._asked:
             self.unsure = True
             lost = self._lost + self._asked + self._earlier + self._recent

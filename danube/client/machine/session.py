@@ -107,7 +107,7 @@ class Opened(Protocol):
         """The connection is ready; open yourself on it."""
 
     def on_disconnected(self) -> None:
-        """The connection is gone; the session will be back or fail."""
+        """Take note of a lost connection; the session connects again or fails."""
 
     def on_handle_closed(self, error: DanubeError) -> None:
         """The broker closed the handle."""
@@ -125,7 +125,7 @@ class Opened(Protocol):
         """Handle the end of the session: no further connection will be made."""
 
     def on_owner_lost(self, home: Session, error: DanubeError) -> None:
-        """The broker of this session is gone: go to ``home`` and ask there."""
+        """Move to the session of ``home``, because the broker of this session is lost."""
 
 
 class Awaited(Protocol):
@@ -181,7 +181,7 @@ BACKOFF_FIRST_NS = 50_000_000
 BACKOFF_LAST_NS = 2_000_000_000
 CLUSTER_ATTEMPTS_MAX = 3
 REQUESTS_MAX = 10_000
-REFUSALS_MAX = 3  # then a request is no longer repeated: it may be the cause of the lost connections
+REFUSALS_MAX = 3  # lost connections after which a request is not repeated: it may be their cause
 SILENCE_NS = 10_000_000_000  # then a PING is sent; after as long again the connection counts as lost
 
 _PUBLISH = int(Kind.PUBLISH)  # a member of an IntEnum costs several times as much to look up
@@ -278,7 +278,7 @@ class Session(Timers):
         return decoder.position
 
     def disconnected(self, error: DanubeError) -> None:
-        """The socket is gone: requests that must not be repeated fail, the rest waits for the next one."""
+        """Fail requests that must not be repeated after a lost connection; others wait for the next one."""
         if not self._open:
             return
         self._open = self.ready = False
@@ -310,7 +310,7 @@ class Session(Timers):
         return bool(self._output or self._dirty)
 
     def backoff_ns(self) -> int:
-        """How long to wait before the next attempt to connect; raises when it is time to give up."""
+        """Return the wait before the next attempt to connect; raises when the time for attempts is over."""
         waited_ns = self.now_ns() - self._lost_since_ns if self._lost_since_ns >= 0 else 0
         if self._reconnect_timeout_ns is not None and waited_ns >= self._reconnect_timeout_ns:
             raise ConnectionFailed(
@@ -356,7 +356,7 @@ class Session(Timers):
         return [*(one.on_session_failed for one in self._opened), *(one.on_error for one in requests)]
 
     def disown(self, error: DanubeError) -> None:
-        """In the child of a fork: end without a word to the broker, for the connection is the parent's."""
+        """End in the child of a fork without sending anything, because the connection is the parent's."""
         self.when_forked()
         self.brokers.dial, self.brokers.drop = None, _ignore
         self.failure = self.failure or error
@@ -495,7 +495,7 @@ class Session(Timers):
     # -- what producers and consumers call -------------------------------------------------------
 
     def register(self, opened: Opened) -> None:
-        """Tell ``opened`` of connections until it is unregistered."""
+        """Notify ``opened`` of new and lost connections until it is unregistered."""
         self.check_usable()
         if len(self._opened) >= HANDLES_PER_CONNECTION_MAX:
             raise LimitExceeded(
@@ -615,7 +615,7 @@ class Session(Timers):
         self.when_ready()
 
     def _listen(self) -> None:
-        """Find out whether a broker that says nothing is still there."""
+        """Send PING to a silent broker, and end the connection if it does not answer."""
         if self._heard:
             self._pinged = False
         elif not self._pinged:

@@ -43,7 +43,7 @@ _telemetry = events("client")
 ACKED_OFFSETS_MAX: Final = 4096  # acks that wait for the end of the turn
 RANGES_PER_FRAME: Final = 4096
 CLOSE_TIMEOUT_NS: Final = 5_000_000_000
-REFUSED_NS: Final = 1_000_000_000  # so long a subscribe may be refused before that is told
+REFUSED_NS: Final = 1_000_000_000  # time of refused subscribes before the application is informed
 _RANGE: Final = struct.Struct("<QQ")
 _COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 
@@ -74,7 +74,7 @@ class PartitionConsumer:
         self._subscribed = False
         self._closed = False
         self._window = window
-        self._handed_records = 0  # taken by the application, which has not asked for more
+        self._handed_records = 0  # records that the application has taken since it last wanted more
         self._taken_records = 0  # handled, and not given back as credit
         self._taken_bytes = 0
         self.last_error: BaseException | None = None
@@ -91,7 +91,7 @@ class PartitionConsumer:
         self._sent_acks = SentAcks(session.now_ns)
         self._syncing: Request | None = None
         self._syncs: list[Reply] = []  # each settles when every ack so far is stored
-        self._asked: list[Reply] = []  # those that the question that is out is for
+        self._asked: list[Reply] = []  # replies that wait for the open request
         self._request: Request | None = None  # the SUBSCRIBE that is not answered yet
         self._closing: Reply | None = None  # acks have to be sent before it can be closed
         self._lost_acks = False  # it failed with acks that were not sent
@@ -378,7 +378,7 @@ class PartitionConsumer:
                 reply.fail(error)
 
     def _within(self, timeout_ns: int, what: str) -> Reply:
-        """A reply that fails when nothing else has settled it in time."""
+        """Return a reply that fails if it is not settled in time."""
         home = self.session.brokers.home  # its timers run as long as the client lives
         reply = Reply()
 

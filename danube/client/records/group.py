@@ -30,7 +30,7 @@ class Group:
         self.attributes: list[Attributes | None] | None = None
         self.size = 0
         self.withdrawn: set[int] | None = None
-        self.reported = False  # someone has looked at an error of it
+        self.reported = False  # whether an error of the group was reported to the application
         self.flushed: Reply | None = None  # settles when the group has left; made when someone waits
         self.parts: list[Outgoing | DanubeError] = []
         self.rows: list[tuple[int, int]] | None = None  # (part, row in it) of each record; None: one part

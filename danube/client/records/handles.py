@@ -37,7 +37,7 @@ B = TypeVar("B", bound=BaseBatch)
 class OpenHandles(Generic[One]):
     """Open producers and consumers of a client, which it closes when it is closed itself.
 
-    It forgets what was closed whenever it has doubled, so that each that is added costs the same.
+    Closed ones are dropped whenever the set has doubled, so the cost of adding one does not grow.
     """
 
     __slots__ = ("_look_at", "_ones")
@@ -50,7 +50,7 @@ class OpenHandles(Generic[One]):
         return len(self._ones)
 
     def add(self, one: One) -> None:
-        """Keep it until it is closed."""
+        """Add a producer or consumer, until it is closed."""
         if len(self._ones) >= self._look_at:
             self._ones = [kept for kept in self._ones if not kept.closed]
             self._look_at = max(_LOOK_AT, 2 * len(self._ones))
@@ -63,7 +63,7 @@ class OpenHandles(Generic[One]):
 
 
 class BaseClient(Generic[One]):
-    """A client without its connection: the session, and what is open."""
+    """A client without its connection: the session, and the open producers and consumers."""
 
     _called: ClassVar[str]  # in repr()
 
@@ -96,10 +96,10 @@ class BaseClient(Generic[One]):
 
 
 class Handle(Generic[Shell, Options, Box]):
-    """A producer or a consumer, and the box of records that it has while it is open."""
+    """A producer or a consumer, with its box of records while it is open."""
 
     _kind: ClassVar[str]
-    _use: ClassVar[str]  # how it is opened
+    _use: ClassVar[str]  # example of its use, for an error's hint
 
     def __init__(self, connection: Shell, options: Options) -> None:
         self._connection = connection
@@ -155,8 +155,11 @@ class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell,
 
     @property
     def waits_for(self) -> DanubeError | None:
-        """Why the broker cannot send the next records now, where it has said so: an object of the store is
-        gone or damaged, the store does not answer, a disk fails.  It goes on by itself once it can."""
+        """Return the broker's reason for sending no records now, or None.
+
+        Examples: an object of the store is missing or damaged, the store does not answer, a disk fails.
+        Delivery continues by itself after that.
+        """
         return self._box.waits_for
 
     def __repr__(self) -> str:

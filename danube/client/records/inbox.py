@@ -93,7 +93,7 @@ class Inbox(Generic[M, B]):
 
     @property
     def waits_for(self) -> DanubeError | None:
-        """Why the broker sends no records of a partition now, as far as it has said."""
+        """Return the broker's reason for sending no records of a partition now, or None."""
         return next((one.waiting for one in self.partitions if one.waiting is not None), None)
 
     def nothing_came(self, timeout_s: float) -> OperationTimeout:
@@ -148,7 +148,7 @@ class Inbox(Generic[M, B]):
         self._handed.clear()
 
     def _after_take(self, partition: PartitionConsumer) -> None:
-        """Queue the partition again, behind the others, while it has more."""
+        """Queue the partition again, behind the others, while it has more records."""
         if partition.ready or partition in self._rest:
             self._ready.append(partition)
             self._ready_since_ns[partition] = partition.session.now_ns()
@@ -158,14 +158,14 @@ class Inbox(Generic[M, B]):
     # -- batches --------------------------------------------------------------------------------
 
     def begin_batches(self, records_max: int | None) -> None:
-        """Change to batches: the rest of ``messages`` comes first."""
+        """Change to batches, beginning with the rest of ``messages``."""
         self._set_current_aside()
         if records_max is not None:
             for partition in self.partitions:
                 partition.widen(2 * records_max)
 
     def _set_current_aside(self) -> None:
-        """Put the rest of ``messages`` before everything else of its partition."""
+        """Put the rest of ``messages`` in front of its partition's other records."""
         message: Any = next(chain(self.messages, self._coming), None)
         if message is not None and self._current is not None:
             batch = message._source.batch
@@ -180,7 +180,7 @@ class Inbox(Generic[M, B]):
             self._ready_since_ns[partition] = partition.session.now_ns()
 
     def next_batch(self, records_max: int | None, wait_ns: int) -> tuple[B | None, int | None]:
-        """The next batch that is full or has waited long enough, else (None, when one will have)."""
+        """Return the next batch that is full or has waited long enough, else (None, time of the next)."""
         self._ask_for_more()
         if self.closed or not self._ready:
             self.check()

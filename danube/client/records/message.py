@@ -39,7 +39,7 @@ class BaseMessage(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> str | bytes | None:
-        """The routing key: text where it is UTF-8, else bytes; None if the record has none."""
+        """Return the routing key: text if it is UTF-8, else bytes; None without a key."""
         key = self._source.batch.key(self._index)
         return None if key is None else _text_or_bytes(key)
 
@@ -114,7 +114,7 @@ class BaseMessage(msgspec.Struct, eq=False):
 
 
 class Message(BaseMessage, eq=False):
-    """A message of the asyncio client; ``async with message:`` acks on success, else gives it back."""
+    """A message of the asyncio client; ``async with message:`` acks on success, nacks on an error."""
 
     async def ack(self) -> None:
         """Acknowledge; sent with others at the end of the loop's turn."""
@@ -238,7 +238,7 @@ class BaseBatch:
 
 
 class Batch(BaseBatch):
-    """A batch of the asyncio client; ``async with batch:`` acks on success, else gives it back."""
+    """A batch of the asyncio client; ``async with batch:`` acks on success, nacks on an error."""
 
     async def ack(self) -> None:
         """Acknowledge all records; sent at the end of the loop's turn."""

@@ -56,7 +56,7 @@ class Part(NamedTuple):
     outgoing: Outgoing
     start: int
     stop: int
-    chosen: list[int] | None  # those of ``start`` .. ``stop`` that went here; None: all
+    chosen: list[int] | None  # records of ``start`` .. ``stop`` in this part; None: all
     more: bool  # whether another batch follows
 
     @property
@@ -195,7 +195,7 @@ class Outbox:
 
     @property
     def idle(self) -> bool:
-        """Whether all is answered and nothing gathered, so that a record need not wait for others."""
+        """Return whether no record is unanswered or gathered, so that a record can be sent at once."""
         return self.in_flight_batches == 0 and self.group is None
 
     def _add_extras(
@@ -227,12 +227,12 @@ class Outbox:
             return True
         outcome = group.outcome(index)
         if isinstance(outcome, Outgoing) and outcome.record_count == 1:
-            group.reported = True  # no flush need tell of a record that its sender gave up
+            group.reported = True  # flush() must not report a record that its sender has cancelled
             return outcome.partition.withdraw(outcome)
         return False
 
     def end_turn(self) -> None:
-        """Send the group, unless the broker is busy: then it grows until an answer comes."""
+        """Send the group, or let it grow until the next answer if the broker is busy."""
         if self.group is not None:
             if self.in_flight_batches >= UNANSWERED_BATCHES_HOLD * len(self.partitions):
                 self._hold()
@@ -240,7 +240,7 @@ class Outbox:
                 self.flush_group()
 
     def _hold(self) -> None:
-        """Keep the group until an answer comes, or until its records have waited too long."""
+        """Keep the group until the next answer, or until its records have waited too long."""
         group = self.group
         if self._held or group is None:
             return
@@ -379,7 +379,7 @@ class Outbox:
             yield self.partitions[int(places[chosen[0]])], (None if len(chosen) == count else chosen)
 
     def _turn(self) -> PartitionProducer:
-        """The partition whose turn it is, round robin."""
+        """Return the next partition, round robin."""
         partition = self.partitions[self._next_partition]
         self._next_partition = (self._next_partition + 1) % len(self.partitions)
         return partition
@@ -442,7 +442,7 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether a whole batch may be gathered before send_nowait would raise Overloaded."""
+        """Return whether a whole batch may be gathered before send_nowait raises Overloaded."""
         return self.in_flight_bytes < self.in_flight_bytes_max
 
     def room(self) -> Reply:

@@ -95,7 +95,7 @@ def seconds_as_ns(seconds: float, what: str) -> int:
 def producer_options(
     topic: str, name: str | None, timeout_ns: int, *, timeout: float | None = None, **options: Any
 ) -> ProducerOptions:
-    """Check what can be checked without a broker; ``timeout_ns`` holds where no ``timeout`` is given."""
+    """Make the options of a producer, checked without a broker; ``timeout_ns`` is the default timeout."""
     check_topic_name(topic)
     name = name or f"producer-{uuid.uuid4().hex}"
     timeout_ns = timeout_ns if timeout is None else seconds_as_ns(timeout, "timeout")
@@ -228,7 +228,7 @@ def open_consumer(
 def _open_all(
     session: Session, partitions: Sequence[PartitionProducer | PartitionConsumer], what: str
 ) -> Plan[None]:
-    """Start all and wait for all; when one fails or time runs out, close the others."""
+    """Start all and wait for all; if one fails or the time is over, close the others."""
     timeout_ns = session.request_timeout_ns
     timer: Timer = session.call_at(
         session.now_ns() + timeout_ns, lambda: _time_out(partitions, what, timeout_ns)

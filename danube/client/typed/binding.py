@@ -164,7 +164,7 @@ class Valued(Generic[T]):
 
     @property
     def value(self: Any) -> T:
-        """The decoded payload, None for a tombstone; decoded anew each time.  Raises PayloadInvalid."""
+        """Decode and return the payload; None for a tombstone.  Raises PayloadInvalid."""
         source = self._source
         found = self._decoding.value(self.payload, self.offset, source.batch, self._index, source.topic)
         return cast(T, found)

@@ -149,7 +149,7 @@ def codec_of_definition(schema_type: str, definition: bytes) -> Codec:
 
 
 def registered_codec(pinned: SchemaVersion, resolve: bool) -> Codec:
-    """The codec of a registered version; values that were written with others are decoded as those say.
+    """The codec of a registered version; values of other versions are decoded by their own schemas.
 
     With ``resolve`` Avro values are read as the pinned version has them, whatever wrote them.
     """

@@ -43,10 +43,12 @@ def other_build(directory: Path, changes: Mapping[str, tuple[str, str]]) -> dict
 
 
 def named_build(directory: Path, name: str) -> Build | None:
-    """Return the build of a wheel, a commit or a tag; None where git does not know it."""
+    """Return the build of a wheel, a commit or a tag; None where git is not there or does not know it."""
     if name.endswith(".whl"):
         with zipfile.ZipFile(name) as wheel:
             wheel.extractall(directory)
+    elif shutil.which("git") is None:
+        return None
     else:
         archive = subprocess.run(["git", "archive", name, "danube"], cwd=ROOT, capture_output=True)
         if archive.returncode:

@@ -125,7 +125,7 @@ def test_a_cluster_goes_from_the_version_before_to_this_one_and_back(tmp_path: P
     earlier = named_build(tmp_path / "earlier", name or "HEAD^")
     later = named_build(tmp_path / "later", later_name) if later_name else THIS
     if earlier is None and not name:
-        pytest.skip("git has no commit before this one; DANUBE_EARLIER names a wheel")
+        pytest.skip("no git, or no commit before this one; DANUBE_EARLIER names a wheel")
     assert earlier is not None and later is not None, f"git knows no {name} or no {later_name}"
     roll_there_and_back(tmp_path, earlier, later)
 

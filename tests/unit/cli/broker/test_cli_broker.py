@@ -143,7 +143,10 @@ def tell(tmp_path: Path, **fields: Any) -> None:
 
 
 def test_a_pid_that_belongs_to_somebody_else_by_now_gets_no_signal(
-    tmp_path: Path, impostor: Callable[..., subprocess.Popen[bytes]], innocent: subprocess.Popen[bytes]
+    tmp_path: Path,
+    impostor: Callable[..., subprocess.Popen[bytes]],
+    innocent: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     holder = impostor()  # stands for the workers that outlive their supervisor for a moment
     namespace, _, ticks = identity_of(innocent.pid).partition(" ")
@@ -151,7 +154,14 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_gets_no_signal(
     said = invoke("stop", "--data-dir", str(tmp_path), "--timeout", "0.1", exit_code=7).stderr
     assert "did not stop" in said, "the lock is held, so nothing has stopped"
     assert innocent.poll() is None
-    holder.terminate()
+    find = running.require_running
+
+    def ends_when_found(data_dir: Path) -> running.RunningBroker:
+        found = find(data_dir)
+        holder.terminate()
+        return found
+
+    monkeypatch.setattr(running, "require_running", ends_when_found)
     found = invoke("stop", "--data-dir", str(tmp_path), "-o", "json", exit_code=0)
     assert json.loads(found.stdout)["stopped"] and innocent.poll() is None
 

@@ -43,8 +43,8 @@ class LossyHost:
         self.core.count_dropped(record_count)
         self.hosted.counters.add("dropped_records", record_count)
 
-    def dispatch(self) -> bool:
-        """Send all batches that consumers have credit for; return False, as no more can follow."""
+    def dispatch(self) -> None:
+        """Send all batches that consumers have credit for."""
         for chunk, consumer_id, indexes in self.core.grant():
             link = self.links[consumer_id]
             if indexes is None:
@@ -54,7 +54,6 @@ class LossyHost:
             sent = link.deliver(parts, count, 0, chunk)
             self.hosted.counters.add_out(count, sent, 0)
             self.update_ready(link)
-        return False
 
     def statistics(self, now_ns: int) -> dict[str, Any]:
         """Return figures of the subscription and its consumers."""

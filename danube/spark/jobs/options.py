@@ -143,11 +143,11 @@ def write_report(report: Report, path: str) -> None:
 
 
 @contextmanager
-def reported(job: str, options: JobOptions) -> Iterator[Report]:
-    """A report of what the block does, with its duration; written where ``report`` names a file."""
+def reported(job: str, path: str | None) -> Iterator[Report]:
+    """Give the block a report to fill; add its duration, and write it to ``path`` if given."""
     start_s = time.monotonic()
     report = Report(job=job)
     yield report
     report.seconds = round(time.monotonic() - start_s, 3)
-    if options.get("report"):
-        write_report(report, options.get("report"))
+    if path:
+        write_report(report, path)

@@ -101,7 +101,7 @@ def run(
         )
     runner = runner_for(spark, read.get("processes", 0))
     with (
-        reported("compact", read) as report,
+        reported("compact", read.get("report")) as report,
         live or nullcontext(),
         tempfile.TemporaryDirectory(prefix="danube-compact-", dir=read.get("work")) as work,
     ):

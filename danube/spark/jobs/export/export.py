@@ -81,7 +81,7 @@ def run(
 ) -> Report:
     """Export new records, in ``spark`` or, without one, in processes of this machine."""
     read = read_job_options(options, READERS)
-    with reported("export", read) as report, closing(_catalogue(read, options)) as catalogue:
+    with reported("export", read.get("report")) as report, closing(_catalogue(read, options)) as catalogue:
         job = _Job(read, catalogue, runner_for(spark, read.get("processes", 0)), report, progress)
         for topic, topic_id, count in catalogue.topics():
             job.export_topic(topic, topic_id, count)

@@ -32,7 +32,7 @@ from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, exit_code_of
 from danube.spark.failures import error_from_spark
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import write_report
+from danube.spark.jobs.options import reported
 from danube.spark.jobs.replay.options import KEEP, READERS, ReplayOptions, read_replay_options
 from danube.spark.jobs.replay.plan import Lane, plan_lanes, read_lane
 from danube.spark.jobs.replay.state import FORMAT, ReplayState, check_same_target, load_state, save_state
@@ -110,15 +110,14 @@ def run(
     read = read_replay_options(options)
     if read.where and spark is None:
         raise InvalidArgument("an expression in where is evaluated by Spark", hint="leave out --local")
-    try:
-        report = _replay(read, spark, progress)
-    except Exception as error:
-        known = error_from_spark(error)
-        if known is None:
-            raise
-        raise known from error
-    if read.report:
-        write_report(report, read.report)
+    with reported("replay", read.report) as report:
+        try:
+            _replay(read, report, spark, progress)
+        except Exception as error:
+            known = error_from_spark(error)
+            if known is None:
+                raise
+            raise known from error
     return report
 
 
@@ -127,8 +126,7 @@ def frame_of(spark: SparkSession, report: Report) -> DataFrame:
     return frame_of_rows(spark, FRAME_SCHEMA, report.facts["lanes"])
 
 
-def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress) -> Report:
-    start_s = time.monotonic()
+def _replay(read: ReplayOptions, report: Report, spark: SparkSession | None, progress: Progress) -> None:
     state = load_state(read.state, read.target.job, read.work)
     lanes = plan_lanes(read.source, *((state.lanes, state.history) if state is not None else ()))
     offered = sum(lane.range.end - lane.range.start for lane in lanes)
@@ -147,10 +145,8 @@ def _replay(read: ReplayOptions, spark: SparkSession | None, progress: Progress)
         )
         with watched(target, offered, progress):
             done = _done(lanes, task_target, read.where, spark, runner)
-    report = _report(read, target, done)
+    _fill(report, read, target, done)
     report.count("offered", offered)
-    report.seconds = round(time.monotonic() - start_s, 3)
-    return report
 
 
 def _settled(read: ReplayOptions, lanes: Sequence[Lane], state: ReplayState | None) -> Target:
@@ -218,9 +214,8 @@ def _counted(lanes: Sequence[Lane], where: str, spark: SparkSession | None) -> l
     ]  # fmt: skip
 
 
-def _report(read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> Report:
+def _fill(report: Report, read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> None:
     lanes = sorted(done, key=lambda lane: lane.partition)
-    report = Report(job="replay")
     report.count("lanes", len(lanes))
     report.count("records", sum(lane.rows for lane in lanes))
     report.count("passed_over", sum(lane.passed_over for lane in lanes))
@@ -234,7 +229,6 @@ def _report(read: ReplayOptions, target: Target, done: Iterable[LaneReport]) -> 
         "partitions_kept": target.keep_partitions,
         "lanes": [msgspec.structs.asdict(lane) for lane in lanes],
     }
-    return report
 
 
 def _told(report: Report) -> Iterator[str]:

@@ -89,7 +89,7 @@ def run(
     Findings are in the report, never raised.
     """
     read = read_job_options(options, READERS)
-    with reported("validate", read) as report:
+    with reported("validate", read.get("report")) as report:
         report.fail_on = read.get("failOn", report.fail_on)
         _Job(read, runner_for(spark, read.get("processes", 0)), report, progress).run()
     return report

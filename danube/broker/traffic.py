@@ -1,8 +1,6 @@
-"""Counters of one worker: those that partitions use, and those in shared memory."""
+"""Counters of one worker, in shared memory."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from danube.ipc.counters import Counter, Counters
 
@@ -12,18 +10,8 @@ _RECORDS_OUT, _BYTES_OUT = map(int, (Counter.RECORDS_OUT, Counter.BYTES_OUT))
 _BY_NAME = {counter.name.lower(): counter for counter in Counter}
 
 
-class TrafficCounters(Protocol):
-    """Counters of partitions; the worker backs them with shared memory."""
-
-    def add_in(self, records: int, size_bytes: int) -> None: ...
-
-    def add_out(self, records: int, size_bytes: int, redelivery_count: int) -> None: ...
-
-    def add(self, name: str, amount: int = 1) -> None: ...
-
-
 class Traffic:
-    """Counts records and bytes that pass; see :class:`danube.ipc.counters.Counter` for the names."""
+    """Counts records, bytes and events; the names are those of :class:`danube.ipc.counters.Counter`."""
 
     def __init__(self, counters: Counters) -> None:
         self.block = counters

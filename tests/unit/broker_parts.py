@@ -108,7 +108,7 @@ class RecordingSession(RoutedSession):
 
 
 class CountingCounters:
-    """TrafficCounters in a dict."""
+    """Counters of a worker in a dict, instead of danube.broker.traffic.Traffic."""
 
     def __init__(self) -> None:
         self.values: dict[str, int] = {}

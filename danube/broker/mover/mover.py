@@ -28,9 +28,8 @@ from danube.broker.mover.claims import ClaimedPartitions, claim_of, ownership_of
 from danube.broker.mover.copies import Ended, Job, MetadataCopies, TopicDeletions, clean_uploads
 from danube.broker.mover.health import StoreHealth
 from danube.broker.mover.owner_link import OwnerLink
-from danube.broker.mover.partition import NEVER_US, MovedPartition, Step
+from danube.broker.mover.partition import NEVER_US, MovedPartition, Step, judged
 from danube.broker.mover.returning import Returns
-from danube.broker.mover.staged import judged
 from danube.broker.mover.threads import UploadPace, deliver, forget, wait_for, yielding_pool
 from danube.broker.processes import last_resort
 from danube.config.plans import hold_bounds, tier_settings

@@ -12,6 +12,8 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from danube.broker.links import Frame
 from danube.broker.mover.copies import put_cursors
 from danube.broker.mover.staged import Answer, Examined, StagedObjects
@@ -28,7 +30,7 @@ from danube.core.partition.tier_plan import (
     merge_next,
     retry_delay_us,
 )
-from danube.errors import Damage, DanubeError, Fenced
+from danube.errors import Damage, DanubeError, Fenced, OwnerMoved
 from danube.wal.segments.holes import Hole
 from danube.wal.segments.local_holes import holes_in
 from danube.wal.segments.segment import file_name
@@ -46,7 +48,7 @@ from danube.wal.tier.rewriting import (
     replacing_in_order,
 )
 from danube.wal.tier.sealed_files import LocalListing
-from danube.wal.tier.staged import Rules, Staged
+from danube.wal.tier.staged import Rules, Staged, decode_staged
 from danube.wal.tier.uploader import (
     Ownership,
     Uploader,
@@ -514,3 +516,16 @@ class MovedPartition:
             "error": self.error,
             "left_id": self._leave_id if self.cursors is None else 0,
         }
+
+
+def judged(question: Frame, partition: MovedPartition | None, now_us: int) -> dict[str, Any]:
+    """Return the answer to a ``staged`` frame; ``partition``: None if the sender does not own it."""
+    try:
+        if partition is None or partition.owner.epoch != question["epoch"]:
+            raise OwnerMoved("the partition has another owner", why=f"not with epoch {question['epoch']}")
+        if partition.fenced:
+            raise OwnerMoved("a newer owner of the partition is at work", why=partition.error)
+        answers = partition.offered(decode_staged(question["objects"]), now_us)
+    except DanubeError as error:
+        return {"id": question["id"], "answers": b"", "error": str(error), "code": error.code}
+    return {"id": question["id"], "answers": msgspec.msgpack.encode(answers), "error": ""}

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
-from danube.broker.links import Frame
-from danube.errors import Damage, DanubeError, ObjectMissing, OwnerMoved
+from danube.errors import Damage, ObjectMissing
 from danube.limits import GIB
 from danube.wal.segments.segment import LogIdentity
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest, SegmentEntry
-from danube.wal.tier.staged import Rules, Staged, decode_staged, examine_staged, names, objection, sources_of
-from danube.wal.tier.uploader import Change, Ownership, Uploader
+from danube.wal.tier.staged import Rules, Staged, examine_staged, names, objection, sources_of
+from danube.wal.tier.uploader import Change, Uploader
 
 STAGED_MAX: Final = 256  # objects of one partition at a time
 SOURCES_MAX: Final = 65_536  # sources of all these together
@@ -185,29 +184,3 @@ def _examine(uploader: Uploader, chosen: Sequence[tuple[Staged, list[SegmentEntr
         else:
             verdicts[one.made.content_hash] = ""
     return Examined(verdicts)
-
-
-# -- on the link ------------------------------------------------------------------------------------
-
-
-class Partition(Protocol):
-    """Members of a moved partition that a question about staged objects uses."""
-
-    owner: Ownership
-    fenced: bool
-    error: str
-
-    def offered(self, objects: Sequence[Staged], now_us: int) -> list[Answer]: ...
-
-
-def judged(question: Frame, partition: Partition | None, now_us: int) -> dict[str, Any]:
-    """Return the answer to a ``staged`` frame; ``partition``: None if the sender does not own it."""
-    try:
-        if partition is None or partition.owner.epoch != question["epoch"]:
-            raise OwnerMoved("the partition has another owner", why=f"not with epoch {question['epoch']}")
-        if partition.fenced:
-            raise OwnerMoved("a newer owner of the partition is at work", why=partition.error)
-        answers = partition.offered(decode_staged(question["objects"]), now_us)
-    except DanubeError as error:
-        return {"id": question["id"], "answers": b"", "error": str(error), "code": error.code}
-    return {"id": question["id"], "answers": msgspec.msgpack.encode(answers), "error": ""}

@@ -10,7 +10,7 @@ with an empty payload) fits every schema, and a batch of tombstones need not nam
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from danube.broker.operations.schemas import definition_of
 from danube.core.batch.columns import BatchView
@@ -22,20 +22,13 @@ from danube.schema import kinds
 from danube.schema.model import SchemaType
 
 if TYPE_CHECKING:
-    from danube.broker.traffic import TrafficCounters
+    from danube.broker.traffic import Traffic
+    from danube.cluster.log.local_log import LocalLog
     from danube.core.batch.format import BatchHeader
     from danube.core.metadata.commands import TopicSchema
-    from danube.core.metadata.machine import Metadata
 
 _log = telemetry.events("schema")
 _FOUND_CHARACTERS_MAX: Final = 500  # of what a validator says
-
-
-class MetadataReader(Protocol):
-    """Metadata in which the gate reads the registry."""
-
-    @property
-    def state(self) -> Metadata: ...
 
 
 class _Problem(NamedTuple):
@@ -48,7 +41,7 @@ class _Problem(NamedTuple):
 class SchemaGate:
     """The gate of one worker.  Validators are built once for each version; the least used go first."""
 
-    def __init__(self, metadata: MetadataReader, counters: TrafficCounters) -> None:
+    def __init__(self, metadata: LocalLog, counters: Traffic) -> None:
         self._metadata = metadata
         self._counters = counters
         self._validators: OrderedDict[tuple[int, int], kinds.Validator] = OrderedDict()

@@ -25,7 +25,7 @@ from danube.limits import CONSUMER_NAMES_LISTED_MAX, READ_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from danube.broker.api import Session
-    from danube.broker.traffic import TrafficCounters
+    from danube.broker.traffic import Traffic
     from danube.core.metadata.commands import TopicRecord
     from danube.core.partition.partition import Partition
 
@@ -42,7 +42,7 @@ class ReadPartition(Protocol):
     name: str
     record: TopicRecord
     core: Partition
-    counters: TrafficCounters
+    counters: Traffic
     delivery_flags: int  # of each DELIVER frame
 
     @property

@@ -27,7 +27,7 @@ from danube.limits import KIB, MIB
 
 if TYPE_CHECKING:
     from danube.broker.partition.hosted import HostedPartition, HostedSubscription
-    from danube.broker.traffic import TrafficCounters
+    from danube.broker.traffic import Traffic
     from danube.core.dispatch.grants import DeadLetter
 
 _log = telemetry.events("deliveries")
@@ -55,7 +55,7 @@ class Deliveries:
 
     def __init__(
         self,
-        counters: TrafficCounters,
+        counters: Traffic,
         schedule_turn: Callable[[], None],
         call_later: Callable[..., object],
         take_dead_letters: DeadLetterTaker,

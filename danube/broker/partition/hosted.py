@@ -20,7 +20,7 @@ from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.producers import Producers, Waiting
 from danube.broker.partition.tier import PartitionTier
-from danube.broker.traffic import TrafficCounters
+from danube.broker.traffic import Traffic
 from danube.core.batch.columns import check_columns, check_published
 from danube.core.batch.format import BatchHeader, stamp, unpack_header
 from danube.core.dispatch.cursor import CursorState
@@ -97,7 +97,7 @@ class HostedPartition:
         record: TopicRecord,
         index: int,
         core: Partition,
-        counters: TrafficCounters,
+        counters: Traffic,
         *,
         directory: Path | None = None,
         log: Log | None = None,

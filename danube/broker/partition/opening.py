@@ -9,7 +9,7 @@ import msgspec
 
 from danube.broker.partition.hosted import HostedPartition, OpenedStorage
 from danube.broker.processes.unbroken import Since
-from danube.broker.traffic import TrafficCounters
+from danube.broker.traffic import Traffic
 from danube.core.dispatch.cursor import CursorState
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata
@@ -65,7 +65,7 @@ def open_partition(
     index: int,
     epoch: int,
     options: LogOptions,
-    counters: TrafficCounters,
+    counters: Traffic,
     budget: OffsetBudget | None = None,
     ahead: OffsetJump | None = None,
     *,

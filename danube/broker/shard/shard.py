@@ -41,7 +41,7 @@ from danube.broker.shard.admin import (
     settle,
 )
 from danube.broker.shard.storage import Storage
-from danube.broker.traffic import TrafficCounters
+from danube.broker.traffic import Traffic
 from danube.core.metadata.commands import TopicRecord
 from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol import native as wire
@@ -98,7 +98,7 @@ class Shard:
         root: Path,
         incarnation: int,
         find_topic: TopicFinder,
-        counters: TrafficCounters,
+        counters: Traffic,
         log_options: LogOptions,
         syncer: Syncer,
         sealer: Syncer,

@@ -42,3 +42,31 @@ def test_the_image_runs_unprivileged_and_checks_its_health() -> None:
 def test_only_the_wheel_goes_into_the_build() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert rules == ["*", "!dist/*.whl"]
+
+
+def built_of_these_sources() -> bool:
+    asked = [
+        "podman",
+        "image",
+        "inspect",
+        "--format",
+        '{{index .Labels "danube.sources"}}',
+        "localhost/danube",
+    ]
+    here = ["git", "-C", str(ROOT), "rev-parse", "HEAD:danube"]
+    label, tree = (subprocess.run(one, capture_output=True, text=True, check=False) for one in (asked, here))
+    return label.returncode == 0 and label.stdout == tree.stdout
+
+
+@pytest.mark.slow
+def test_a_record_goes_through_the_built_image() -> None:
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not here")
+    if not built_of_these_sources():
+        pytest.skip("scripts/image has built no image of these sources")
+    pytest.importorskip("helm_python", reason="needs pip install 'danube-broker[test-deploy]'")
+    done = subprocess.run(
+        ["scripts/image", "--check-built"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all of it works" in done.stdout

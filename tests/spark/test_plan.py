@@ -262,7 +262,7 @@ def test_a_hundred_thousand_files_are_found_in_seconds(tmp_path: Path) -> None:
         (directory / f"{base:020d}.seg").write_bytes(content)
         base = end
     place = open_place(str(tmp_path))
-    with processor_time_within(10 * count / 100_000):
+    with processor_time_within(20 * count / 100_000):  # of it much is the system's, which a busy host slows
         found = place.history(identity)
     assert len(found.segments) == count and found.end_offset == base
     assert not any(each.hole_before for each in found.segments)

@@ -176,6 +176,12 @@ def _set_subscription_settings(operations: Operations, args: Args, answer: Answe
     operations.propose(command, answer)
 
 
+def _forget_subscription(operations: Operations, args: Args, answer: Answer) -> None:
+    """Forget it on all partitions; that of one partition alone is its owner's command, not a client's."""
+    command = ForgetSubscription(topic=text(args, "topic"), subscription=_subscription(args))
+    operations.propose(command, answer)
+
+
 TABLE: dict[str, Operation] = {
     "status": _status,
     "namespaces": _namespaces,
@@ -189,5 +195,5 @@ TABLE: dict[str, Operation] = {
     "add_partitions": proposing(AddPartitions, topic_entry),
     "subscription_settings": _subscription_settings,
     "set_subscription_settings": _set_subscription_settings,
-    "forget_subscription": proposing(ForgetSubscription),
+    "forget_subscription": _forget_subscription,
 }

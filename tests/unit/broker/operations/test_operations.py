@@ -319,6 +319,10 @@ def test_a_whole_subscription_is_forgotten_by_its_topic(bench: Asked) -> None:
     assert bench.proposals.state.topic("/default/many").settings == {}
     assert bench.ask("forget_subscription", topic="/default/many", subscription="s") is None
     assert bench.refused("forget_subscription", topic="/default/none", subscription="s") is TopicNotFound
+    assert bench.refused("forget_subscription", topic="/default/many", subscription="") is InvalidName
+    bench.ask("set_subscription_settings", topic="/default/many", subscription="s", max_unacked=5)
+    bench.ask("forget_subscription", topic="/default/many", subscription="s", topic_id=99)
+    assert bench.proposals.state.topic("/default/many").settings == {}, "only owners name an incarnation"
 
 
 def test_an_update_is_told_with_all_that_the_topic_has(bench: Asked) -> None:

@@ -445,8 +445,19 @@ def end_of_records(partition: dict[str, Any]) -> int:
     return end
 
 
+async def whole_description(client: Any, topic: str) -> Any:
+    """The description of a topic once every partition knows its start: after a fault its mover reads that from the store."""
+    deadline = time.monotonic() + STALL_S
+    while True:
+        described = await client.admin.describe_topic(topic)
+        if all(one["start"] is not None for one in described.partitions):
+            return described
+        assert time.monotonic() < deadline, f"{topic}: a start is still unknown: {described.partitions}"
+        await asyncio.sleep(0.05)
+
+
 async def read_topic(client: Any, topic: str, options: dict[str, Any], journal: Journal) -> int:
-    described = await client.admin.describe_topic(topic)
+    described = await whole_description(client, topic)
     following = options.get("bases", {}).get(topic) or [one["start"] for one in described.partitions]
     following = [max(base, one["start"]) for base, one in zip(following, described.partitions, strict=True)]
     last = [end_of_records(one) for one in described.partitions]

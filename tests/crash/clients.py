@@ -446,7 +446,7 @@ def end_of_records(partition: dict[str, Any]) -> int:
 
 
 async def whole_description(client: Any, topic: str) -> Any:
-    """The description of a topic once every partition knows its start: after a fault its mover reads that from the store."""
+    """The description of a topic once every partition knows its start, which its mover looks up."""
     deadline = time.monotonic() + STALL_S
     while True:
         described = await client.admin.describe_topic(topic)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from danube.broker.processes import supervisor
 from danube.broker.processes.supervisor import ControllerSide, SupervisorSettings, WorkerContext
+from danube.config import exposure
 from danube.config.loading import BrokerConfig, Started
 from danube.config.sections import NO_PORT
 from danube.errors import ConfigInvalid
@@ -30,6 +31,7 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
     ``announce`` gets lines about a slow start and, once all workers serve, one Started.  Raises
     DanubeError when the broker cannot start.
     """
+    exposure.refuse(config)
     settings = SupervisorSettings(
         data_dir=config.data_dir,
         workers=config.workers,

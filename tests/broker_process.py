@@ -22,6 +22,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from danube.config.exposure import loopback
 from tests import fork_server
 from tests.fork_server import ROOT as ROOT
 from tests.fork_server import die_with_parent as die_with_parent
@@ -198,6 +199,7 @@ class BrokerProcess:
             *("--native-port", str(self.port), "--workers", str(self.workers)),
             *("--grpc-port", str(self.grpc_port), "--admin-port", str(self.admin_port)),
             *("--host", self.host),
+            *(() if loopback(self.host) else ("--insecure",)),  # hosts of tests are in networks of their own
             *self.arguments,
         ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}

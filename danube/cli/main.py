@@ -42,6 +42,7 @@ COMMANDS = {
     "load": Entry(
         "danube.cli.records.load:load", "Load-test a broker with Locust and account for every record."
     ),
+    "certs": Entry("danube.cli.security.certs:certs", "Make, show and check certificates."),
     "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),

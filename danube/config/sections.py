@@ -307,13 +307,15 @@ class ServerConfig:
 
     ``advertised`` (``host:port``) is where clients and the other brokers of a cluster are sent for what this
     one serves; without it that is where it listens.  ``local_socket``: whether clients of this host find
-    one beside the port (danube/host/local_socket.py).
+    one beside the port (danube/host/local_socket.py).  ``insecure``: ports that others reach without being
+    asked who they are are meant (danube/config/exposure.py).
     """
 
     host: str = declare("127.0.0.1", "host", parse_host)
     native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
     local_socket: str = _choice("auto", "local_socket", "auto", "on", "off")
+    insecure: bool = declare(False, "insecure", parse_boolean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

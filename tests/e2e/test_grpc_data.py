@@ -526,7 +526,7 @@ def test_segments_of_a_topic_that_is_not_tiered(calls: DanubeCalls, topic: str) 
 
 
 def test_lookups_behind_a_wildcard_and_an_advertised_address(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "any", workers=1, arguments=["--host", "0.0.0.0"]) as process:
+    with BrokerProcess(tmp_path / "any", workers=1, arguments=["--host", "0.0.0.0", "--insecure"]) as process:
         with DanubeCalls(process.grpc_address) as calls:
             calls.create("/default/t")
             url = f"http://{process.grpc_address}"

@@ -25,6 +25,8 @@ HEAVY = {
     "yaml",
     "gevent",
     "locust",
+    "jwt",
+    "cryptography",
 }
 
 

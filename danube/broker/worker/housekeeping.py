@@ -10,6 +10,7 @@ from danube.broker.processes.directories import PARTITIONS
 from danube.broker.processes.removing import SUFFIX, put_aside, remove_directory
 from danube.broker.tiers.inheritance import RETURNING
 from danube.broker.tiers.retention import expired_end
+from danube.config.exposure import open_doors
 from danube.core.placement.recovered import may_be_lost
 from danube.core.placement.workers import owner_of
 from danube.errors import DanubeError
@@ -39,6 +40,7 @@ _log = telemetry.events("housekeeping")
 TICK_S = 0.02
 SECOND_S = 1.0
 RETENTION_S = 10.0
+OPEN_S = 3_600.0
 COMPACTION_S = 1.0
 PART_PAUSE_S = 0.005  # pause between two parts of a round, so that the loop handles other work
 RETAINED_AT_ONCE = 500  # partitions; a thousand that are not in the processor's caches take some 20 ms
@@ -84,6 +86,8 @@ class Housekeeping:
         self._every(RETENTION_S, self._retention)
         if self._worker.shard.tiers is None:  # otherwise the mover compacts, in the object store
             self._every(COMPACTION_S, self._worker.compactor.look)
+        if self._worker.index == 0:  # one line for the broker, not for each worker
+            self._every(OPEN_S, self._tell_open)
         self._sweep_directories()
 
     def stop(self) -> None:
@@ -107,6 +111,11 @@ class Housekeeping:
             worker.cluster.tick()
         if worker.shard.tiers is not None:
             worker.shard.tiers.tick()
+
+    def _tell_open(self) -> None:
+        """Say each hour what others reach without being asked anything."""
+        for key, sentence in open_doors(self._worker.config):
+            _log.warning(sentence, key=key)
 
     def _sync(self) -> None:
         self._worker.shard.storage.sync_written()

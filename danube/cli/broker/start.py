@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="etcd of a cluster, instead of --seed-nodes: etcd://host:2379,host:2379/prefix.",
 )
+@click.option("--insecure", is_flag=True, help="Others may reach a broker that asks nobody who they are.")
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and keep it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
@@ -73,6 +74,7 @@ def start(
     seed_nodes: str | None,
     join: str | None,
     metadata: str | None,
+    insecure: bool,
     detach: bool,
     output_bytes_max: int,
 ) -> int:
@@ -86,7 +88,11 @@ def start(
 
     Keys of the object store come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or files that
     storage.access_key_file and storage.secret_key_file name; never from flags, which every process sees.
+
+    With an address that other hosts reach (--host, --raft-addr) the start is refused, exit code 11: nobody is
+    asked who they are.  --insecure says that this is meant, for a network that only trusted hosts are in.
     """
+    from danube.config import exposure
     from danube.config.loading import load
 
     flags = {
@@ -104,10 +110,12 @@ def start(
         "cluster.seed_nodes": seed_nodes,
         "cluster.join": join,
         "cluster.metadata": metadata,
+        "server.insecure": "true" if insecure else None,
         "log.level": log_level,
         "log.format": log_format,
     }
     loaded = load(file, services.environ, flags)
+    exposure.refuse(loaded.config)
     if detach:
         from danube.cli.broker.detached import start_detached
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from danube.config.exposure import open_doors
 
 if TYPE_CHECKING:
     from danube.config.loading import BrokerConfig
@@ -21,9 +22,8 @@ def warnings_about(config: BrokerConfig) -> list[str]:
         _file_system(config.data_dir),
         _free_space(config.data_dir),
         _descriptors(config),
-        _exposure(config.server.host),
     ]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in [*found, *(sentence for _, sentence in open_doors(config))] if sentence]
 
 
 def _file_system(data_dir: Path) -> str:
@@ -84,16 +84,4 @@ def _descriptors(config: BrokerConfig) -> str:
     return (
         f"a process may open {limit} files here, {per_worker} are wanted for "
         f"{config.limits.connections_max} connections: raise `ulimit -Hn` or lower limits.connections_max"
-    )
-
-
-def _exposure(host: str) -> str:
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if loopback:
-        return ""
-    return (
-        f"listening on {host} without encryption or authentication: anyone who reaches it may read and write"
     )

@@ -17,6 +17,7 @@ from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
 from danube.cluster.control.calls import ClusterStatus, Status
 from danube.cluster.control.door import ControllerClient
+from danube.config import exposure
 from danube.core.partition.pending import Measured, host_of
 from danube.errors import DanubeError
 from danube.host import clock, telemetry
@@ -41,15 +42,19 @@ def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
     telemetry.configure(config.log.level, config.log.format, process="metrics")
     with asyncio.Runner() as runner:
         name = partial(broker_id, context.settings.data_dir, clustered=config.cluster.enabled)
-        runner.run(Metrics(context, config.metrics.topics_max, name).run())
+        insecure = any(exposure.open_doors(config))
+        runner.run(Metrics(context, config.metrics.topics_max, name, insecure=insecure).run())
 
 
 class Metrics:
     """Parts and loop of the metrics process."""
 
-    def __init__(self, context: MetricsContext, topics_max: int, broker: Callable[[], int]) -> None:
+    def __init__(
+        self, context: MetricsContext, topics_max: int, broker: Callable[[], int], *, insecure: bool = False
+    ) -> None:
         self._context = context
         self._broker = broker  # its id; a new member of a cluster has none at first
+        self._insecure = insecure
         self._gathering = Gathering(context.workers, topics_max)
         self._server = MetricsServer(self.page, metrics_text.CONTENT_TYPE)
         self._answers: dict[int, Measured] | None = None  # answers of the round that _text shows
@@ -113,6 +118,7 @@ class Metrics:
             counters=snapshot(context.region),
             answered=frozenset(answers),
             measured=host_of(answers.values(), context.workers),
+            insecure=self._insecure,
             mover_alive=mover is not None and mover.alive(clock.monotonic_ns()),
             mover_starts=mover.start_count if mover is not None else 0,
             store_answers=mover is not None and mover.store_answers,

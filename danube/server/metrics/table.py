@@ -64,6 +64,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "danube_broker_start_time_seconds", "gauge", (),
         "When the broker was started, in seconds of 1970.",
     ),
+    Family(
+        "danube_insecure", "gauge", (),
+        "1 if other hosts reach a port that asks nobody who they are, else 0.",
+    ),
     Family("danube_broker_topics_owned", "gauge", (), "Topics of this broker."),
     *COUNTED.values(),
     Family(

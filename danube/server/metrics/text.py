@@ -35,6 +35,7 @@ class Observed:
     counters: Sequence[Mapping[str, int]]  # of each worker, by name
     answered: frozenset[int]  # workers that answered in time
     measured: HostMeasured
+    insecure: bool
     mover_alive: bool
     mover_starts: int
     store_answers: bool
@@ -96,6 +97,7 @@ def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
     found: dict[str, list[Series]] = {
         "danube_build_info": [((observed.version,), 1.0)],
         "danube_broker_start_time_seconds": _one(observed.started_at_us / 1e6),
+        "danube_insecure": _one(observed.insecure),
         "danube_worker_up": [((str(index),), float(index in observed.answered)) for index, _ in workers],
         "danube_worker_restarts_total": [((str(index),), one["restarts"]) for index, one in workers],
     }

@@ -48,7 +48,7 @@ def observed(**changed: Any) -> Observed:
         "broker": "4711", "version": "1.2", "started_at_us": 1_500_000, "now_us": NOW_US,
         "counters": counters, "answered": frozenset({0}), "measured": measured(),
         "mover_alive": True, "mover_starts": 3, "store_answers": True, "upload_share": 0.3,
-        "member": member(),
+        "member": member(), "insecure": False,
     }  # fmt: skip
     return Observed(**(fields | changed))
 

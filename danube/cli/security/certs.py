@@ -1,0 +1,273 @@
+"""``danube certs``: certificates for tests and laptops, and what is wrong with certificates of any origin."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from danube.cli.terminal.lazy import LazyGroup
+from danube.cli.terminal.output import line, note, output_option, show
+from danube.errors import InvalidArgument, NotFound, StorageFailed
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from danube.host.certificates import Facts, Pair, Wanted
+
+EXIT_FINDINGS: Final = 10
+AUTHORITY_DAYS: Final = 3_650
+LEAF_DAYS: Final = 365
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_OPEN_MODE: Final = 0o644
+_FOLDER_MODE: Final = 0o700
+
+
+@click.group(cls=LazyGroup)
+def certs() -> None:
+    """Make certificates for this host, show what a certificate is, and check what a broker would refuse.
+
+    \b
+    danube certs dev --client alice
+    danube certs show certs/broker.pem
+    danube certs check certs/broker.pem --key certs/broker.key --ca certs/authority.pem
+    """
+
+
+@certs.command("dev", short_help="Make an authority, and certificates of broker, clients and nodes.")
+@click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), default=Path("certs"), show_default=True,
+    help="Folder of the files; made with mode 0700.",
+)  # fmt: skip
+@click.option(
+    "--host", "hosts", multiple=True, help="Name or address of the broker, besides this host's own."
+)
+@click.option("--client", "clients", multiple=True, metavar="NAME", help="A client: a service account.")
+@click.option("--node", "nodes", multiple=True, metavar="ID", help="A member of a cluster, by its node id.")
+@click.option("--days", type=click.IntRange(1, 3_650), default=LEAF_DAYS, show_default=True)
+@click.option("--replace", is_flag=True, help="Make certificates anew; the authority stays.")
+@output_option()
+def dev(
+    directory: Path, hosts: tuple[str, ...], clients: tuple[str, ...], nodes: tuple[str, ...], days: int,
+    replace: bool, output: str,
+) -> None:  # fmt: skip
+    """Make an authority of this host's own and what it signs; existing files are kept.
+
+    \b
+    authority.pem, broker.pem, NAME.pem    certificates, for all to read (0644)
+    authority.key, broker.key, NAME.key    their keys (0600)
+
+    Nodes get an authority of their own, cluster-authority: whoever holds one of its certificates is a
+    member.  Move the keys of both authorities to a safe place; only this command needs them.
+    """
+    from danube.host import certificates
+    from danube.host.certificates import CLIENT, SERVER, Wanted
+
+    names = [*clients, *(f"node-{node}" for node in nodes)]
+    _check_names(names)
+    own = dict.fromkeys([*LOOPBACK, socket.gethostname(), *hosts])
+    made = _Made(directory, days, replace)
+    made.signed("authority", [Wanted("broker", (SERVER,), hosts=[*own])])
+    made.signed(
+        "authority", [Wanted(name, (CLIENT,), uris=[f"danube:service_account:{name}"]) for name in clients]
+    )
+    if nodes:
+        members = [
+            Wanted(f"node-{node}", (SERVER, CLIENT), hosts=[*own], uris=[f"danube:node:{node}"])
+            for node in nodes
+        ]
+        made.signed("cluster-authority", members)
+    rows = [row | _told(certificates.describe(row["file"].read_bytes())[0]) for row in made.rows]
+    show([row | {"file": str(row["file"])} for row in rows], output, ("file", "done", "names", "not_after"))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """A name becomes a file's name and part of a URI, so it holds neither slashes nor blanks."""
+    taken = {"authority", "cluster-authority", "broker"}
+    for name in names:
+        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
+            raise InvalidArgument(
+                f"{name[:80]!r} cannot be the name of a certificate",
+                hint="letters, digits and - _ . are taken",
+            )
+        if name in taken:
+            raise InvalidArgument(f"{name} is used twice", hint="choose another name")
+        taken.add(name)
+
+
+class _Made:
+    """Files of one folder: what was made and what was there."""
+
+    def __init__(self, directory: Path, days: int, replace: bool) -> None:
+        from danube.host import certificates
+        from danube.host.clock import wall_us
+
+        self.rows: list[dict[str, Any]] = []
+        self._directory = directory
+        self._days = days
+        self._replace = replace
+        self._now = certificates.now_utc(wall_us())
+        self._authorities: dict[str, Pair] = {}
+        try:
+            directory.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"{directory} cannot be made", why=error.strerror or str(error)) from None
+
+    def signed(self, authority: str, wanted: Sequence[Wanted]) -> None:
+        """Make the certificates of ``wanted`` that are not there; the authority too, if it is missing."""
+        from danube.host import certificates
+
+        for one in wanted:
+            signer = self._authority(authority)
+            if (self._directory / f"{one.name}.pem").exists() and not self._replace:
+                self._note(one.name, "kept")
+                continue
+            self._write(one.name, certificates.sign(signer, one, self._days, self._now))
+
+    def _authority(self, name: str) -> Pair:
+        """The authority of this folder.  It is kept, because its clients trust it."""
+        from danube.cli.security.checking import read
+        from danube.host import certificates
+
+        if name in self._authorities:
+            return self._authorities[name]
+        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        if certificate.exists():
+            if not key.exists():
+                raise NotFound(
+                    f"{key} is not there",
+                    why=f"{certificate} is, and without its key nothing more can be signed",
+                    hint="bring the key back, or choose another --dir",
+                )
+            pair = certificates.Pair(read(certificate), read(key))
+            self._check_living(certificate, certificates.describe(pair.certificate)[0])
+            self._note(name, "kept")
+        else:
+            title = f"Danube {name} of {socket.gethostname()}"
+            pair = certificates.make_authority(title[:64], AUTHORITY_DAYS, self._now)
+            self._write(name, pair)
+        self._authorities[name] = pair
+        return pair
+
+    def _check_living(self, path: Path, facts: Facts) -> None:
+        if self._now > facts.not_after:
+            raise InvalidArgument(
+                f"the authority {path} expired on {facts.not_after:%Y-%m-%d}",
+                hint="choose another --dir; its certificates must be replaced as well",
+            )
+
+    def _write(self, name: str, pair: Pair) -> None:
+        """The key first: a certificate without its key would be taken for whole."""
+        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        try:
+            _put(key, pair.key, 0o600)
+            _put(certificate, pair.certificate, _OPEN_MODE)
+        except OSError as error:
+            raise StorageFailed(
+                f"{certificate} cannot be written", why=error.strerror or str(error)
+            ) from None
+        self._note(name, "made")
+
+    def _note(self, name: str, done: str) -> None:
+        self.rows.append({"file": self._directory / f"{name}.pem", "done": done})
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    """Replace a file in one step; it has its mode before it has its content, whatever the umask says."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(content)
+        file.flush()
+        os.fsync(fd)
+    fresh.replace(path)
+
+
+@certs.command("show", short_help="Show what a certificate is.")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@output_option()
+def show_certificates(files: tuple[Path, ...], output: str) -> None:
+    """Print subject, issuer, dates, names and uses of every certificate of the files (PEM)."""
+    from danube.cli.security.checking import read
+    from danube.host import certificates
+
+    rows = [
+        {"file": str(path)} | _told(facts) for path in files for facts in certificates.describe(read(path))
+    ]
+    if output == "json":
+        show(rows, output)
+        return
+    for row in rows:
+        show(row, output)
+
+
+def _told(facts: Facts) -> dict[str, Any]:
+    return {
+        "subject": facts.subject,
+        "issuer": facts.issuer,
+        "serial": facts.serial,
+        "not_before": _day(facts.not_before),
+        "not_after": _day(facts.not_after),
+        "authority": facts.authority,
+        "names": list(facts.names),
+        "uses": list(facts.uses),
+        "key": facts.key,
+        "fingerprint": facts.fingerprint,
+    }
+
+
+def _day(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@certs.command("check", short_help="Say what a broker would refuse, and why.")
+@click.argument("certificate", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--key", type=click.Path(path_type=Path), help="Its key.")
+@click.option("--ca", "authority", type=click.Path(path_type=Path), help="The authority that is trusted.")
+@click.option(
+    "--as", "role", type=click.Choice(["broker", "client", "node"]), default="broker", show_default=True,
+    help="Whose it is.",
+)  # fmt: skip
+@click.option("--host", default="", metavar="NAME", help="Name or address by which it will be dialled.")
+@click.option(
+    "--days", type=click.IntRange(0), default=14, show_default=True, help="Warn this long before its end."
+)
+@output_option()
+def check(
+    certificate: Path, key: Path | None, authority: Path | None, role: str, host: str, days: int, output: str
+) -> int:
+    """Say what would be refused and why; exit code 10 if anything would.
+
+    Dates, key, authority, names and uses are looked at.  With --key and --ca a handshake is played in
+    memory, so that OpenSSL's own opinion is known as well.
+    """
+    from danube.cli.security.checking import Files, problems
+    from danube.host import certificates
+    from danube.host.clock import wall_us
+
+    now = certificates.now_utc(wall_us())
+    found = problems(Files(certificate, key, authority), role, host, now)
+    if output == "json":
+        show({"file": str(certificate), "as": role, "refused": found}, output)
+    for reason in found if output != "json" else ():
+        line(f"refused: {reason}")
+    if found:
+        return EXIT_FINDINGS
+    if output != "json":
+        line(f"{certificate} would be accepted as a {role}")
+    for warning in _soon(certificates.describe(certificate.read_bytes()), now, days):
+        note(warning)
+    return 0
+
+
+def _soon(found: Sequence[Facts], now: datetime, days: int) -> Iterator[str]:
+    for facts in found:
+        left = (facts.not_after - now).days
+        if left < days:
+            yield f"{facts.subject} expires in {left} days"

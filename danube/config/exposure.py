@@ -35,8 +35,8 @@ def open_doors(config: BrokerConfig) -> Iterator[tuple[str, str]]:
             " anyone who reaches it may read and write",
         )
     cluster = config.cluster
-    voting = cluster.enabled and not cluster.metadata
-    if voting and not cluster.cert_file and not loopback(cluster.raft_addr.rpartition(":")[0]):
+    host = cluster.raft_addr.rpartition(":")[0]
+    if cluster.enabled and not cluster.cert_file and not loopback(host):  # over etcd they meet there, too
         yield (
             "cluster.raft_addr",
             f"members are reached at {cluster.raft_addr} without certificates:"

@@ -52,7 +52,8 @@ def test_members_that_others_reach_need_certificates() -> None:
     refuse(config_of(**member, **FILES))
     refuse(config_of(**{**member, "cluster.seed_nodes": ""}))  # no cluster
     etcd = {"cluster.metadata": "etcd://10.0.0.2:2379", "cluster.raft_addr": "10.0.0.1:7650"}
-    refuse(config_of(**etcd))  # members of a cluster on etcd do not listen for each other
+    with pytest.raises(ConfigInvalid, match="without certificates"):
+        refuse(config_of(**etcd))
 
 
 def test_every_open_port_is_named() -> None:

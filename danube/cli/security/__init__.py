@@ -1,1 +1,1 @@
-"""Who may come in and who did what: certificates, roles, keys, tokens, contexts, audit."""
+"""Access to a broker: certificates, roles, keys, tokens, contexts, and the audit of it."""

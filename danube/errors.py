@@ -232,6 +232,30 @@ class NotSupported(CallerError):
     status = "UNIMPLEMENTED"
 
 
+class NotAuthenticated(CallerError):
+    """The credential is missing or is not accepted; the error does not tell which part of it is wrong."""
+
+    code = 1160
+    status = "UNAUTHENTICATED"
+    exit_code = 5
+
+
+class NotAllowed(CallerError):
+    """The principal has no role that gives the permission on this resource."""
+
+    code = 1161
+    status = "PERMISSION_DENIED"
+    exit_code = 5
+
+
+class TokenExpired(CallerError):
+    """The credential was good and has ended; get a new one."""
+
+    code = 1162
+    status = "UNAUTHENTICATED"
+    exit_code = 5
+
+
 class Unavailable(DanubeError):
     """Send it again later."""
 
@@ -305,6 +329,13 @@ class OutcomeUnknown(Unavailable):
     """Leadership was lost on the way: it may or may not take effect, and asking again does no harm."""
 
     code = 1214
+
+
+class QuotaExceeded(Unavailable):
+    """A namespace or tenant is over its quota; facts: limit, retry_after_ms."""
+
+    code = 1215
+    status = "RESOURCE_EXHAUSTED"
 
 
 class FetchPending(Unavailable):

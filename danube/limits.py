@@ -71,6 +71,8 @@ KNOWN_CONSUMERS_MAX = 20_000
 ROLES_MAX = 1_000
 BINDINGS_MAX = 10_000
 ROLES_PER_BINDING_MAX = 16
+DECISIONS_KEPT_MAX = 100_000  # of one worker, until a role or binding changes
+PRINCIPALS_KEPT_MAX = 10_000  # the same
 
 # Bounds of the cluster's part of the metadata
 METADATA_KEYS_MAX = 100_000

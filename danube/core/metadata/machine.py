@@ -331,7 +331,7 @@ class Metadata:
             self.registry.apply(index, command)
             return []
         if isinstance(command, AccessCommand):
-            self.access.apply(command)
+            self.access.apply(index, command)
             return []
         if isinstance(command, KnowConsumer):
             self._refuse_unplaced(command)
@@ -457,7 +457,7 @@ class Metadata:
         machine.version, machine.next_topic_id = stored.index, stored.next_topic_id
         machine._namespaces = {name: {} for name in (*NAMESPACES_ALWAYS, *stored.namespaces)}
         machine.registry.load(stored.next_schema_id, stored.subjects)
-        machine.access.load(stored.roles, stored.bindings)
+        machine.access.load(stored.index, stored.roles, stored.bindings)
         machine.consumers.load(stored.known)
         machine.cluster = metadata_snapshot.cluster_of(stored)
         schemas, settings = dict(stored.schemas), dict(stored.settings)

@@ -1,12 +1,16 @@
-"""Roles and bindings inside the metadata machine: kept and listed, not enforced yet.
+"""Roles and bindings inside the metadata machine.  :mod:`danube.core.security.authority` judges by them.
 
 A role names permissions.  A binding gives roles to a principal within a scope: ``cluster`` (no
 resource), ``namespace`` (its name, with or without a slash before it) or ``topic`` (a topic's name or a
 schema subject).  Bindings may name roles that do not exist; those give nothing.
+
+Built-in roles are made by code and never stored.  A stored role of the same name takes the place of the
+built-in one, because guides for the official commands make ``producer`` and ``consumer`` themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from danube.core.cluster.records import no_room
@@ -20,14 +24,24 @@ from danube.core.metadata.commands import (
     Role,
 )
 from danube.errors import InvalidArgument, NotFound, WrongState
-from danube.ids import check_label
+from danube.ids import check_label, split_partition_name
 from danube.limits import BINDINGS_MAX, ROLES_MAX, ROLES_PER_BINDING_MAX
 
 PERMISSIONS: Final = (
     "Lookup", "Produce", "Consume", "Replicate", "ManageNamespace", "ManageTopic", "ManageSchema",
-    "ManageBroker", "ManageCluster",
+    "ManageBroker", "ManageCluster", "View",
 )  # fmt: skip
 SCOPES: Final = ("cluster", "namespace", "topic")
+BUILT_IN_ROLES: Final = {
+    name: Role(name, permissions, system=True)
+    for name, permissions in (
+        ("admin", PERMISSIONS),
+        ("consumer", ("Lookup", "Consume")),
+        ("namespace-admin", ("ManageNamespace", "ManageTopic", "ManageSchema", "Produce", "Consume")),
+        ("producer", ("Lookup", "Produce")),
+        ("viewer", ("Lookup", "View")),
+    )
+}
 
 Place = tuple[str, str, str]  # scope, resource, id
 
@@ -49,20 +63,40 @@ def resource_in(scope: str, resource_name: str) -> str:
 
 
 class Access:
-    """All roles and bindings."""
+    """All roles and bindings.
 
-    __slots__ = ("_bindings", "_roles")
+    ``version`` is the index of the last command that changed them.  Where two machines have the same version,
+    the same is allowed, so what was judged at a version holds until it moves.  A snapshot's index takes its
+    place when one is loaded: it is not smaller, and nothing changed in between.
+    """
+
+    __slots__ = ("_bindings", "_of_principals", "_roles", "version")
 
     def __init__(self) -> None:
+        self.version = 0
         self._roles: dict[str, Role] = {}
         self._bindings: dict[Place, Binding] = {}
+        self._of_principals: dict[tuple[str, str], dict[Place, Binding]] = {}
 
     def roles(self) -> list[Role]:
-        """All roles by name."""
+        """The stored roles by name."""
         return [self._roles[name] for name in sorted(self._roles)]
 
+    def every_role(self) -> list[Role]:
+        """Stored and built-in roles by name."""
+        known = BUILT_IN_ROLES | self._roles
+        return [known[name] for name in sorted(known)]
+
     def find_role(self, name: str) -> Role | None:
-        return self._roles.get(name)
+        """The stored or built-in role of this name."""
+        return self._roles.get(name) or BUILT_IN_ROLES.get(name)
+
+    def find_binding(self, scope: str, resource_name: str, binding_id: str) -> Binding | None:
+        return self._bindings.get((scope, resource_in(scope, resource_name), binding_id))
+
+    def bindings_of(self, principal_type: str, principal_name: str) -> Iterable[Binding]:
+        """The bindings of one principal."""
+        return self._of_principals.get((principal_type, principal_name), {}).values()
 
     def bindings(self, scope: str | None = None, resource_name: str | None = None) -> list[Binding]:
         """Bindings by scope, resource and id; of one scope, or of exactly one resource."""
@@ -111,6 +145,7 @@ class Access:
             check_label(name, "role")
         if resource_in(binding.scope, binding.resource_name) != binding.resource_name:
             raise InvalidArgument(f"resource {binding.resource_name!r} is not in its one spelling")
+        _refuse_partition(binding)
         if _place(binding) not in self._bindings and len(self._bindings) >= BINDINGS_MAX:
             raise no_room("bindings", BINDINGS_MAX)
 
@@ -119,6 +154,8 @@ class Access:
         match command:
             case DeleteRole(name=name):
                 role = self._roles.get(name)
+                if role is None and name in BUILT_IN_ROLES:
+                    raise WrongState(f"role {name!r} is built in", hint="it cannot be deleted")
                 if role is None:
                     raise NotFound(f"role {name[:80]!r} does not exist")
                 if role.system:
@@ -131,28 +168,60 @@ class Access:
             case _:
                 pass
 
-    def apply(self, command: AccessCommand) -> None:
-        """Take a command; raises where ``_refuse`` does and changes nothing then."""
+    def apply(self, index: int, command: AccessCommand) -> None:
+        """Take the command of this index; raises where ``_refuse`` does and changes nothing then."""
         self._refuse(command)
+        self.version = index
         match command:
             case PutRole(role=role):
                 self._roles[role.name] = role
             case PutBinding(binding=binding):
-                self._bindings[_place(binding)] = binding
+                self._drop(_place(binding))
+                self._keep(binding)
             case DeleteRole(name=name):
                 del self._roles[name]
             case DeleteBinding(scope=scope, resource_name=resource_name, id=name):
-                del self._bindings[scope, resource_in(scope, resource_name), name]
+                self._drop((scope, resource_in(scope, resource_name), name))
+
+    def _keep(self, binding: Binding) -> None:
+        place, whose = _place(binding), (binding.principal_type, binding.principal_name)
+        self._bindings[place] = binding
+        self._of_principals.setdefault(whose, {})[place] = binding
+
+    def _drop(self, place: Place) -> None:
+        """Forget the binding there, if there is one."""
+        binding = self._bindings.pop(place, None)
+        if binding is not None:
+            whose = binding.principal_type, binding.principal_name
+            own = self._of_principals[whose]
+            del own[place]
+            if not own:
+                del self._of_principals[whose]
 
     def copy(self) -> Access:
         other = Access()
+        other.version = self.version
         other._roles, other._bindings = dict(self._roles), dict(self._bindings)
+        other._of_principals = {whose: dict(own) for whose, own in self._of_principals.items()}
         return other
 
-    def load(self, roles: list[Role], bindings: list[Binding]) -> None:
-        """Load the roles and bindings of a snapshot."""
+    def load(self, index: int, roles: list[Role], bindings: list[Binding]) -> None:
+        """Load the roles and bindings of a snapshot of this index."""
+        self.version = index if roles or bindings else 0
         self._roles = {role.name: role for role in roles}
-        self._bindings = {_place(binding): binding for binding in bindings}
+        for binding in bindings:
+            self._keep(binding)
+
+
+def _refuse_partition(binding: Binding) -> None:
+    """Refuse a partition as the resource: rights are a topic's, so such a binding would give nothing."""
+    topic, partition = split_partition_name(binding.resource_name)
+    if binding.scope == "topic" and partition is not None and topic.startswith("/"):
+        raise InvalidArgument(
+            f"{binding.resource_name} is a partition",
+            why="all partitions of a topic have the rights of the topic",
+            hint=f"bind it on {topic}",
+        )
 
 
 def _place(binding: Binding) -> Place:

@@ -8,6 +8,7 @@ from danube.core.metadata import roles as access_module
 from danube.core.metadata.commands import (
     Binding,
     Command,
+    CreateNamespace,
     DeleteBinding,
     DeleteRole,
     PutBinding,
@@ -15,7 +16,7 @@ from danube.core.metadata.commands import (
     Role,
 )
 from danube.core.metadata.machine import Metadata
-from danube.core.metadata.roles import PERMISSIONS, resource_in
+from danube.core.metadata.roles import BUILT_IN_ROLES, PERMISSIONS, resource_in
 from danube.errors import CallerError, InvalidArgument, InvalidName, LimitExceeded, NotFound, WrongState
 
 
@@ -127,3 +128,34 @@ def test_roles_and_bindings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         propose(machine, binding("b"))
     machine.apply(machine.version + 1, role("b"))
     assert len(machine.access.roles()) == 2, "what was agreed stays applicable"
+
+
+def test_built_in_roles_are_there_and_may_be_replaced() -> None:
+    machine = Metadata()
+    assert [one.name for one in machine.access.every_role()] == sorted(BUILT_IN_ROLES)
+    assert machine.access.roles() == [], "they are made by code"
+    assert machine.access.find_role("admin") == Role("admin", PERMISSIONS, system=True)
+    with pytest.raises(WrongState, match="built in"):
+        machine.check(DeleteRole(name="producer"))
+    propose(machine, role("producer", "Produce"))
+    assert machine.access.find_role("producer") == Role("producer", ("Produce",))
+    assert len(machine.access.every_role()) == len(BUILT_IN_ROLES)
+    propose(machine, DeleteRole(name="producer"))
+    assert machine.access.find_role("producer") == BUILT_IN_ROLES["producer"]
+
+
+def test_the_version_moves_with_each_change_and_with_nothing_else() -> None:
+    machine = Metadata()
+    assert machine.access.version == 0
+    propose(machine, role())
+    assert machine.access.version == 1
+    propose(machine, CreateNamespace(namespace="other"))
+    assert (machine.version, machine.access.version) == (2, 1)
+    with pytest.raises(NotFound):
+        machine.apply(3, DeleteRole(name="missing"))
+    assert machine.access.version == 1, "a refused command changes nothing"
+    propose(machine, binding())
+    assert machine.access.version == 4 == machine.copy().access.version
+    propose(machine, CreateNamespace(namespace="third"))
+    assert Metadata.restore(machine.snapshot()).access.version == 5, "the snapshot's index stands for it"
+    assert Metadata.restore(Metadata().snapshot()).access.version == 0

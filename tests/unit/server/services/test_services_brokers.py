@@ -117,7 +117,7 @@ def test_roles_come_change_and_go(admin: Admin) -> None:
 
 
 def test_every_permission_is_known(admin: Admin) -> None:
-    assert len(PERMISSIONS) == 9
+    assert len(PERMISSIONS) == 10
     assert admin("create_role", role("all", *PERMISSIONS)).success
 
 

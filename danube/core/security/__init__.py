@@ -1,0 +1,1 @@
+"""Who asks, and what they may: principals, authority, the table of operations."""

@@ -123,8 +123,9 @@ class _Holdings:
         return [place.name for place in self._by_place if place.scope == scope]
 
     def find(self, permission: str, resource: Resource) -> Decision:
-        namespace = Resource("namespace", namespace_of(resource))
-        for place in (resource, namespace, CLUSTER):
+        namespace = namespace_of(resource)
+        around = [Resource("namespace", namespace)] if namespace else []
+        for place in (resource, *around, CLUSTER):
             if (found := self.at(place).get(permission)) is not None:
                 return found
         return _NO_ROLE
@@ -206,7 +207,8 @@ class Authority:
 
     def topics_held(self, identity: Identity) -> list[str]:
         """Topics and subjects on which roles are bound to the identity by name."""
-        return self._holdings(identity.principal).places("topic") if self.enforced else []
+        self._catch_up()
+        return self._holdings(identity.principal).places("topic")
 
     def may_bind(self, identity: Identity, binding: Binding) -> Decision:
         """Whether the identity may make, replace or delete this binding.

@@ -101,6 +101,8 @@ def test_a_namespace_has_one_spelling() -> None:
         (binding("b", "galaxy"), InvalidArgument),
         (binding("b", "cluster", "x"), InvalidArgument),
         (binding("b", "topic", ""), InvalidArgument),
+        (binding("b", "namespace", resource_in("namespace", "/")), InvalidArgument),
+        (binding("b", "topic", "/default/t-part-0"), InvalidArgument),
         (binding("b", "topic", "a\x00"), InvalidName),
         (binding("b", "namespace", "/default"), InvalidArgument),
         (DeleteBinding(scope="cluster", resource_name="", id="none"), NotFound),

@@ -172,17 +172,17 @@ def answered_later(
     object that a job made: ``installed``, ``waiting`` or ``refused``, and why.  ``accept_loss`` gives up open
     holes; it raises FetchPending until the manifest has them.
     """
+    if request.op not in _LATER:
+        return False
     args = request.args
     if request.op == "seal":
         storage.seal(hosted, lambda end: answer(end if isinstance(end, DanubeError) else {"sealed_end": end}))
     elif request.op == "accept_loss":
         answer(_accept_loss(hosted, tiers, args))
-    elif request.op == "install_staged":
+    else:  # install_staged
         if tiers is None or hosted.tier is None:
             raise WrongState(f"{hosted.name} is in no object store", hint="see storage.mode")
         tiers.staged.ask(hosted, integer(args, "topic_id"), octets(args, "objects"), answer)
-    else:
-        return False
     return True
 
 
@@ -217,6 +217,8 @@ def reply_frame(value: Any, correlation: int) -> bytes:
     return result_frame(value, correlation)
 
 
+# Operations that are answered later.
+_LATER = frozenset({"seal", "accept_loss", "install_staged"})
 # Operations that change cursors; they are answered when the change is on disk.
 CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
 
@@ -233,3 +235,4 @@ _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = 
     "set_failure_policy": _set_failure_policy,
     "settle": _settle,
 }
+OWNER_OPERATIONS = frozenset(_OPERATIONS) | _LATER

@@ -414,7 +414,8 @@ class Metadata:
         self._partition_count += change * record.partition_count
         self.settings_count += change * len(record.settings)
         if record.schema is not None:
-            self.registry.count_topic(record.schema.subject, change)
+            namespace, _ = check_topic_name(record.topic)
+            self.registry.count_topic(record.schema.subject, namespace, change)
 
     # Copies
 

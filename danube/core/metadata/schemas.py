@@ -117,7 +117,7 @@ class Registry:
         self.size_bytes = 0
         self._subjects: dict[str, Subject] = {}
         self._by_id: dict[int, Subject] = {}
-        self._topic_counts: dict[str, int] = {}
+        self._topic_counts: dict[str, dict[str, int]] = {}  # by subject and namespace
 
     # Lookup
 
@@ -148,15 +148,20 @@ class Registry:
 
     def topic_count(self, subject: str) -> int:
         """How many topics are configured with this subject."""
-        return self._topic_counts.get(subject, 0)
+        return sum(self._topic_counts.get(subject, {}).values())
 
-    def count_topic(self, subject: str, change: int) -> None:
-        """A topic is configured with ``subject`` (1) or no longer (-1)."""
-        count = self.topic_count(subject) + change
-        if count:
-            self._topic_counts[subject] = count
-        else:
-            self._topic_counts.pop(subject, None)
+    def namespaces_of(self, subject: str) -> list[str]:
+        """Namespaces with a topic that is configured with this subject."""
+        return list(self._topic_counts.get(subject, ()))
+
+    def count_topic(self, subject: str, namespace: str, change: int) -> None:
+        """A topic of the namespace is configured with ``subject`` (1) or no longer (-1)."""
+        counts = self._topic_counts.setdefault(subject, {})
+        counts[namespace] = counts.get(namespace, 0) + change
+        if not counts[namespace]:
+            del counts[namespace]
+            if not counts:
+                del self._topic_counts[subject]
 
     # Check and apply
 
@@ -271,7 +276,7 @@ class Registry:
         other = Registry()
         other.next_schema_id, other.size_bytes = self.next_schema_id, self.size_bytes
         other._subjects, other._by_id = dict(self._subjects), dict(self._by_id)
-        other._topic_counts = dict(self._topic_counts)
+        other._topic_counts = {subject: dict(counts) for subject, counts in self._topic_counts.items()}
         return other
 
     def stored(self) -> list[Subject]:

@@ -147,7 +147,7 @@ def super_admins_of(names: Iterable[str]) -> frozenset[Principal]:
 
 
 class Authority:
-    """Judges by the present roles and bindings; ``access`` returns them, since the machine may be replaced."""
+    """Judges by the present roles and bindings, which ``access`` returns: the machine may be replaced."""
 
     def __init__(
         self,

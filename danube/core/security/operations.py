@@ -1,0 +1,478 @@
+"""The table of operations: everything that can be asked of a broker, and what it needs.
+
+There is one row for each operation of ADMIN, each kind of frame that a native client sends, and each gRPC
+method.  A law test compares the keys with what is served, so nothing is served without a row.
+
+A row's needs are read from the request itself: an Admin, the body of a frame, or a message of gRPC.  All
+needs of a request must be met.  Rows on a handle and on an id have none: the handle was judged when it was
+opened, and the door that resolves the id judges the row's permission on the topic behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from danube.core.metadata.commands import Binding
+from danube.core.metadata.machine import Metadata
+from danube.core.metadata.roles import resource_in
+from danube.core.security.authority import (
+    CLUSTER,
+    SOMEWHERE,
+    Authority,
+    Resource,
+    namespace_of,
+    namespace_resource,
+    refusal,
+    somewhere_in,
+    subject_resource,
+    topic_resource,
+)
+from danube.core.security.principals import Identity
+from danube.errors import InvalidArgument, InvalidName
+
+OPEN: Final = "open"  # in the place of a permission: no credential is needed
+SIGNED_IN: Final = "signed in"  # the same: any credential will do
+
+
+class Effect(StrEnum):
+    READ = "read"
+    WRITE = "write"
+    DESTROY = "destroy"  # what it takes away is gone for good
+
+
+class Need(NamedTuple):
+    """A permission on a resource; ``otherwise`` is another right to the same, asked where it is missing."""
+
+    permission: str
+    resource: Resource
+    otherwise: Callable[[Authority, Identity, Metadata], bool] | None = None
+
+
+Needs = Callable[[Any, Metadata], Iterable[Need]]
+
+
+class Place(NamedTuple):
+    """Where a row's permission is needed; ``find`` tells the resources of a request."""
+
+    says: str
+    find: Callable[[Any, Metadata], Iterable[Resource]]
+
+
+class Row(NamedTuple):
+    name: str
+    effect: Effect
+    permission: str  # or OPEN, or SIGNED_IN
+    where: str
+    says: str
+    needs: tuple[Needs, ...] = ()
+
+    @property
+    def audited(self) -> bool:
+        return self.effect is not Effect.READ
+
+
+def judge(authority: Authority, identity: Identity, row: Row, request: Any, state: Metadata) -> None:
+    """Raise NotAllowed or NotAuthenticated unless the identity may have this request carried out."""
+    if not authority.enforced or row.permission == OPEN:
+        return
+    if identity.principal.kind == "anonymous":
+        authority.demand(identity, row.permission, CLUSTER)
+    for needs in row.needs:
+        for need in needs(request, state):
+            decision = authority.decide(identity, need.permission, need.resource)
+            if decision.allowed or (need.otherwise and need.otherwise(authority, identity, state)):
+                continue
+            raise refusal(identity, need.permission, need.resource, decision)
+
+
+# -- what a request names -----------------------------------------------------------------------------
+
+
+def value_in(request: Any, path: str) -> Any:
+    """A field of the request, by names with dots between them; None if it is missing."""
+    for name in path.split("."):
+        request = request.get(name) if isinstance(request, dict) else getattr(request, name, None)
+    return request
+
+
+def _text(request: Any, path: str) -> str:
+    """A text of the request; "" where it is missing or no text: then only the cluster's rights count."""
+    value = value_in(request, path)
+    return value if isinstance(value, str) else ""
+
+
+_AT_CLUSTER: Final = Place("the cluster", lambda request, state: (CLUSTER,))
+_SOMEWHERE: Final = Place("anything: it lists what may be looked up", lambda request, state: (SOMEWHERE,))
+_HANDLE: Final = Place("the topic of a handle, judged when it is opened", lambda request, state: ())
+_ID: Final = Place("the topic of an id, judged by the door that resolves it", lambda request, state: ())
+
+
+def _topic(path: str) -> Place:
+    return Place("the topic", lambda request, state: (topic_resource(_text(request, path)),))
+
+
+def _namespace(path: str) -> Place:
+    return Place("the namespace", lambda request, state: (namespace_resource(_text(request, path)),))
+
+
+def _within(path: str) -> Place:
+    says = "anything in the namespace: it lists what may be looked up"
+    return Place(says, lambda request, state: (somewhere_in(_text(request, path)),))
+
+
+def _subject(path: str) -> Place:
+    return Place("the subject", lambda request, state: (subject_resource(_text(request, path)),))
+
+
+def _topic_or_cluster(path: str) -> Place:
+    def find(request: Any, state: Metadata) -> Iterable[Resource]:
+        name = _text(request, path)
+        return (topic_resource(name) if name else CLUSTER,)
+
+    return Place("the topic, or the cluster if none is named", find)
+
+
+# -- further needs ------------------------------------------------------------------------------------
+
+
+def _also(permission: str, path: str, of: Callable[[str], Resource] = topic_resource) -> Needs:
+    """The permission on one more resource, if the request names it."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        if name := _text(request, path):
+            yield Need(permission, of(name))
+
+    return needs
+
+
+def _created_topic(request: Any, state: Metadata) -> Iterator[Need]:
+    if value_in(request, "create"):
+        yield Need("Produce", topic_resource(_text(request, "topic")))
+
+
+def _schema_of_new_topic(topic_path: str) -> Needs:
+    """A topic that is made with a subject is configured with it."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        if subject := _text(request, "schema_subject"):
+            yield Need("ManageSchema", topic_resource(_text(request, topic_path)))
+            yield _reading(subject)
+
+    return needs
+
+
+def _reading(subject: str, shown: Resource | None = None) -> Need:
+    resource = subject_resource(subject)
+    return Need("Lookup", shown or resource, partial(_may_read, subject))
+
+
+def _read_subject(path: str) -> Needs:
+    """To read a subject: Lookup on it, or on a topic that follows it."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        yield _reading(_text(request, path))
+
+    return needs
+
+
+def _read_named_subject(path: str) -> Needs:
+    """The same, if the request names one."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        if subject := _text(request, path):
+            yield _reading(subject)
+
+    return needs
+
+
+def _read_schema(subject_path: str, id_path: str) -> Needs:
+    """A schema by its subject, or by its id: then a refusal must not tell the subject's name."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        number = value_in(request, id_path)
+        if (subject_path and value_in(request, subject_path) is not None) or not isinstance(number, int):
+            yield _reading(_text(request, subject_path))
+            return
+        found = state.registry.with_id(number)
+        yield _reading("" if found is None else found.subject, Resource("schema", str(number)))
+
+    return needs
+
+
+def _may_read(subject: str, authority: Authority, identity: Identity, state: Metadata) -> bool:
+    if authority.decide(identity, "Lookup", subject_resource(subject)).allowed:
+        return True
+    for namespace in state.registry.namespaces_of(subject):
+        if authority.decide(identity, "Lookup", namespace_resource(namespace)).allowed:
+            return True
+    for name in authority.topics_held(identity):
+        record = state.find_topic(name)
+        if record is not None and record.schema is not None and record.schema.subject == subject:
+            return authority.decide(identity, "Lookup", topic_resource(name)).allowed
+    return False
+
+
+def _read_roles(request: Any, state: Metadata) -> Iterator[Need]:
+    """Roles are read by whoever may view the cluster, or may bind any."""
+    yield Need("View", CLUSTER, partial(_manages, SOMEWHERE))
+
+
+def _read_bindings(scope_path: str, name_path: str) -> Needs:
+    """Bindings are read by whoever may view the cluster; those in a namespace also by whoever manages it."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        scope, name = _text(request, scope_path), _text(request, name_path)
+        namespace = namespace_of(Resource(scope, name.removeprefix("/") if scope == "namespace" else name))
+        manager = partial(_manages, Resource("namespace", namespace)) if namespace else None
+        yield Need("View", CLUSTER, manager)
+
+    return needs
+
+
+def _manages(resource: Resource, authority: Authority, identity: Identity, state: Metadata) -> bool:
+    return authority.decide(identity, "ManageNamespace", resource).allowed
+
+
+def _bind(path: str, name_path: str) -> Needs:
+    """Make, replace or delete a binding: ManageCluster, or what a namespace's administrator may give away."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        yield Need("ManageCluster", CLUSTER, partial(_may_bind, request, path, name_path))
+
+    return needs
+
+
+def _may_bind(
+    request: Any, path: str, name_path: str, authority: Authority, identity: Identity, state: Metadata
+) -> bool:
+    scope, name = _text(request, f"{path}scope"), _text(request, name_path)
+    try:
+        resource_name = resource_in(scope, _text(request, f"{path}resource_name"))
+    except (InvalidArgument, InvalidName):
+        return False
+    present = state.access.find_binding(scope, resource_name, name)
+    roles = value_in(request, f"{path}role_names")
+    bindings = [present] if present is not None else []
+    if roles is not None:
+        kind, who = _text(request, f"{path}principal_type"), _text(request, f"{path}principal_name")
+        bindings.append(Binding(name, kind, who, tuple(roles), scope, resource_name))
+    return bool(bindings) and all(authority.may_bind(identity, one).allowed for one in bindings)
+
+
+# -- the table ----------------------------------------------------------------------------------------
+
+READ, WRITE, DESTROY = Effect
+
+
+def _row(name: str, effect: Effect, permission: str, place: Place, says: str, *more: Needs) -> Row:
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        for resource in place.find(request, state):
+            yield Need(permission, resource)
+
+    return Row(name, effect, permission, place.says, says, (needs, *more))
+
+
+def _special(name: str, effect: Effect, permission: str, where: str, says: str, *needs: Needs) -> Row:
+    return Row(name, effect, permission, where, says, needs)
+
+
+_ARGS_TOPIC: Final = _topic("args.topic")
+_PARTITION: Final = _topic("partition")
+_LETTERS: Final = "dead_letter_topic"
+_FOLLOWER: Final = "the subject, or a topic that follows it"
+_BINDERS: Final = "the cluster; also with ManageNamespace anywhere"
+_DELEGATED: Final = "the cluster, or within a namespace that the caller manages"
+
+ADMIN_ROWS: Final = (
+    # topics
+    _row("status", READ, "View", _AT_CLUSTER, "the broker's state"),
+    _row("namespaces", READ, "Lookup", _SOMEWHERE, "namespaces"),
+    _row("create_namespace", WRITE, "ManageNamespace", _namespace("args.namespace"), "make a namespace"),
+    _row("delete_namespace", DESTROY, "ManageNamespace", _namespace("args.namespace"), "delete an empty one"),
+    _row("list_topics", READ, "Lookup", _within("args.namespace"), "topics of a namespace, or all"),
+    _row("topic", READ, "View", _ARGS_TOPIC, "a topic with its policy"),
+    _row("create_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "make a topic",
+         _also("Produce", f"args.policy.failure.{_LETTERS}")),
+    _row("delete_topic", DESTROY, "ManageTopic", _ARGS_TOPIC, "delete a topic and its records"),
+    _row("update_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "change a topic's policy",
+         _also("Produce", f"args.policy.failure.{_LETTERS}")),
+    _row("add_partitions", WRITE, "ManageTopic", _ARGS_TOPIC, "give a topic more partitions"),
+    _row("subscription_settings", READ, "View", _ARGS_TOPIC, "settings of a subscription"),
+    _row("set_subscription_settings", WRITE, "ManageTopic", _ARGS_TOPIC, "change them",
+         _also("Produce", f"args.failure.{_LETTERS}")),
+    _row("forget_subscription", DESTROY, "ManageTopic", _ARGS_TOPIC, "forget a subscription's settings"),
+    # at the owner of a partition
+    _row("describe_partition", READ, "View", _PARTITION, "ends, sizes, producers"),
+    _row("storage", READ, "View", _PARTITION, "bytes of the partition by tier"),
+    _row("list_segments", READ, "Consume", _PARTITION, "uploaded segments"),
+    _row("list_subscriptions", READ, "View", _PARTITION, "subscriptions of the partition"),
+    _row("describe_subscription", READ, "View", _PARTITION, "lag, consumers, what is in flight"),
+    _row("offset_at", READ, "Consume", _PARTITION, "the offset of a start position"),
+    _row("seek", DESTROY, "ManageTopic", _PARTITION, "move a subscription"),
+    _row("delete_subscription", DESTROY, "ManageTopic", _PARTITION, "delete a subscription"),
+    _row("unblock", DESTROY, "ManageTopic", _PARTITION, "skip the record that blocks a subscription"),
+    _row("set_failure_policy", WRITE, "ManageTopic", _PARTITION, "change a subscription's failure policy",
+         _also("Produce", f"args.failure.{_LETTERS}")),
+    _row("settle", WRITE, "Consume", _PARTITION, "acks and nacks of whoever holds the record"),
+    _row("seal", WRITE, "ManageTopic", _PARTITION, "seal what was written so far"),
+    _row("accept_loss", DESTROY, "ManageCluster", _AT_CLUSTER, "give up records that no disk has"),
+    _row("install_staged", WRITE, "Replicate", _PARTITION, "take objects that a job made",
+         _also("ManageTopic", "partition")),
+    # schemas
+    _row("schema.register", WRITE, "ManageSchema", _subject("args.subject"), "add a version"),
+    _special("schema.get", READ, "Lookup", _FOLLOWER, "a version with its definition",
+             _read_schema("args.subject", "args.schema_id")),
+    _special("schema.versions", READ, "Lookup", _FOLLOWER, "versions of a subject",
+             _read_schema("args.subject", "args.schema_id")),
+    _row("schema.subjects", READ, "Lookup", _SOMEWHERE, "subjects"),
+    _special("schema.check", READ, "Lookup", _FOLLOWER, "compare a definition with a subject",
+             _read_schema("args.subject", "args.schema_id")),
+    _special("schema.diff", READ, "Lookup", _FOLLOWER, "compare two versions",
+             _read_schema("args.subject", "args.schema_id")),
+    _row("schema.set_compatibility", WRITE, "ManageSchema", _subject("args.subject"), "change the mode"),
+    _row("schema.delete_version", DESTROY, "ManageSchema", _subject("args.subject"), "delete a version"),
+    _row("schema.delete", DESTROY, "ManageSchema", _subject("args.subject"), "delete a subject"),
+    _row("schema.configure_topic", WRITE, "ManageSchema", _ARGS_TOPIC, "let a topic follow a subject",
+         _read_named_subject("args.subject")),
+    _row("schema.topic", READ, "Lookup", _ARGS_TOPIC, "the subject that a topic follows"),
+    # access
+    _special("roles", READ, "View", _BINDERS, "roles", _read_roles),
+    _row("put_role", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a role"),
+    _row("delete_role", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
+    _special("bindings", READ, "View", _DELEGATED, "bindings", 
+             _read_bindings("args.scope", "args.resource")),
+    _special("put_binding", WRITE, "ManageCluster", _DELEGATED, "bind roles", _bind("args.", "args.id")),
+    _special("delete_binding", DESTROY, "ManageCluster", _DELEGATED, "delete a binding",
+             _bind("args.", "args.id")),
+    # storage and cluster
+    _row("storage_status", READ, "View", _topic_or_cluster("args.topic"), "bytes that are only on this host"),
+    _row("brokers", READ, "View", _AT_CLUSTER, "brokers"),
+    _row("member_status", READ, "View", _AT_CLUSTER, "this member of the agreement"),
+    _row("deciding_broker", READ, "View", _AT_CLUSTER, "the broker that decides"),
+    _row("activate_broker", WRITE, "ManageBroker", _AT_CLUSTER, "let a broker take partitions"),
+    _row("unload_broker", WRITE, "ManageBroker", _AT_CLUSTER, "move a broker's partitions away"),
+    _row("forget_broker", DESTROY, "ManageBroker", _AT_CLUSTER, "forget a broker that is gone"),
+    _row("balance", READ, "View", _AT_CLUSTER, "load of the brokers"),
+    _row("rebalance", WRITE, "ManageCluster", _AT_CLUSTER, "even out the load"),
+    _row("unload_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "let other brokers take a topic"),
+)  # fmt: skip
+
+NATIVE_ROWS: Final = (
+    Row("HELLO", READ, OPEN, "", "present a credential"),
+    Row("PING", READ, OPEN, "", "ask whether the broker is there"),
+    _row("LOOKUP", READ, "Lookup", _topic("topic"), "find a topic; with `create` make it", _created_topic),
+    _row("OPEN_PRODUCER", WRITE, "Produce", _PARTITION, "open a producer"),
+    _row("CLOSE_PRODUCER", WRITE, "Produce", _HANDLE, "close it"),
+    _row("PUBLISH", WRITE, "Produce", _HANDLE, "send a batch"),
+    _row("SUBSCRIBE", WRITE, "Consume", _PARTITION, "open a consumer, and make its subscription",
+         _also("Produce", f"failure.{_LETTERS}")),
+    _row("CLOSE_CONSUMER", WRITE, "Consume", _HANDLE, "close it"),
+    _row("CREDIT", WRITE, "Consume", _HANDLE, "let more records come"),
+    _row("ACK", WRITE, "Consume", _HANDLE, "acknowledge records"),
+    _row("NACK", WRITE, "Consume", _HANDLE, "give records back"),
+    Row("ADMIN", READ, SIGNED_IN, "", "carry out an operation, which has a row of its own"),
+    Row("SHARE_MEMORY", READ, SIGNED_IN, "", "refused; earlier clients send it"),
+)  # fmt: skip
+
+_SCHEMA_TOPIC: Final = _topic("topic_name")
+GRPC_ROWS: Final = (
+    _row("/danube.ProducerService/CreateProducer", WRITE, "Produce", _topic("topic_name"),
+         "open a producer, and make its topic", _read_named_subject("schema_ref.subject")),
+    _row("/danube.ProducerService/SendMessage", WRITE, "Produce", _ID, "send a record"),
+    _row("/danube.ConsumerService/Subscribe", WRITE, "Consume", _topic("topic_name"), "open a consumer"),
+    _row("/danube.ConsumerService/ReceiveMessages", READ, "Consume", _ID, "receive records"),
+    _row("/danube.ConsumerService/Ack", WRITE, "Consume", _ID, "acknowledge a record"),
+    _row("/danube.ConsumerService/Nack", WRITE, "Consume", _ID, "give a record back"),
+    _row("/danube.Discovery/TopicLookup", READ, "Lookup", _topic("topic"), "who serves a topic"),
+    _row("/danube.Discovery/TopicPartitions", READ, "Lookup", _topic("topic"), "partitions of a topic"),
+    Row("/danube.HealthCheck/HealthCheck", READ, SIGNED_IN, "", "whether an own producer or consumer lives"),
+    _row("/danube.StorageService/ListSegmentDescriptors", READ, "Consume", _topic("topic"),
+         "uploaded segments"),
+    _row("/danube_schema.SchemaRegistry/RegisterSchema", WRITE, "ManageSchema", _subject("subject"),
+         "add a version"),
+    _special("/danube_schema.SchemaRegistry/GetSchema", READ, "Lookup", _FOLLOWER, "a version by id",
+             _read_schema("", "schema_id")),
+    _special("/danube_schema.SchemaRegistry/GetLatestSchema", READ, "Lookup", _FOLLOWER, "the latest version",
+             _read_subject("subject")),
+    _special("/danube_schema.SchemaRegistry/ListVersions", READ, "Lookup", _FOLLOWER, "versions of a subject",
+             _read_subject("subject")),
+    _special("/danube_schema.SchemaRegistry/CheckCompatibility", READ, "Lookup", _FOLLOWER,
+             "compare a definition with a subject", _read_subject("subject")),
+    _row("/danube_schema.SchemaRegistry/DeleteSchemaVersion", DESTROY, "ManageSchema", _subject("subject"),
+         "delete a version"),
+    _row("/danube_schema.SchemaRegistry/SetCompatibilityMode", WRITE, "ManageSchema", _subject("subject"),
+         "change the mode"),
+    _row("/danube_schema.SchemaRegistry/ConfigureTopicSchema", WRITE, "ManageSchema", _SCHEMA_TOPIC,
+         "let a topic follow a subject", _read_named_subject("schema_subject")),
+    _row("/danube_schema.SchemaRegistry/UpdateTopicValidationPolicy", WRITE, "ManageSchema", _SCHEMA_TOPIC,
+         "change what is validated"),
+    _row("/danube_schema.SchemaRegistry/GetTopicSchemaConfig", READ, "Lookup", _SCHEMA_TOPIC,
+         "the subject that a topic follows"),
+    _row("/danube_schema.SchemaRegistry/ListSubjects", READ, "Lookup", _SOMEWHERE, "subjects"),
+    _row("/danube_admin.BrokerAdmin/ListBrokers", READ, "View", _AT_CLUSTER, "brokers"),
+    _row("/danube_admin.BrokerAdmin/GetLeaderBroker", READ, "View", _AT_CLUSTER, "the broker that decides"),
+    _row("/danube_admin.BrokerAdmin/ListNamespaces", READ, "Lookup", _SOMEWHERE, "namespaces"),
+    _row("/danube_admin.BrokerAdmin/UnloadBroker", WRITE, "ManageBroker", _AT_CLUSTER,
+         "move partitions away"),
+    _row("/danube_admin.BrokerAdmin/ActivateBroker", WRITE, "ManageBroker", _AT_CLUSTER,
+         "let a broker take partitions"),
+    _row("/danube_admin.BrokerAdmin/GetClusterBalance", READ, "View", _AT_CLUSTER, "load of the brokers"),
+    _row("/danube_admin.BrokerAdmin/TriggerRebalance", WRITE, "ManageCluster", _AT_CLUSTER,
+         "even out the load"),
+    _row("/danube_admin.ClusterAdmin/ClusterStatus", READ, "View", _AT_CLUSTER, "members"),
+    _row("/danube_admin.ClusterAdmin/AddNode", WRITE, "ManageCluster", _AT_CLUSTER, "add a member"),
+    _row("/danube_admin.ClusterAdmin/PromoteNode", WRITE, "ManageCluster", _AT_CLUSTER, "make a voter"),
+    _row("/danube_admin.ClusterAdmin/RemoveNode", DESTROY, "ManageCluster", _AT_CLUSTER, "remove a member"),
+    _row("/danube_admin.NamespaceAdmin/GetNamespaceTopics", READ, "Lookup", _within("name"), "topics"),
+    _row("/danube_admin.NamespaceAdmin/GetNamespacePolicies", READ, "View", _namespace("name"), "limits"),
+    _row("/danube_admin.NamespaceAdmin/CreateNamespace", WRITE, "ManageNamespace", _namespace("name"),
+         "make a namespace"),
+    _row("/danube_admin.NamespaceAdmin/DeleteNamespace", DESTROY, "ManageNamespace", _namespace("name"),
+         "delete an empty one"),
+    _row("/danube_admin.TopicAdmin/ListNamespaceTopics", READ, "Lookup", _within("name"), "topics"),
+    _row("/danube_admin.TopicAdmin/ListBrokerTopics", READ, "Lookup", _SOMEWHERE, "topics of a broker"),
+    _row("/danube_admin.TopicAdmin/CreateTopic", WRITE, "ManageTopic", _topic("name"), "make a topic",
+         _schema_of_new_topic("name")),
+    _row("/danube_admin.TopicAdmin/CreatePartitionedTopic", WRITE, "ManageTopic", _topic("base_name"),
+         "make a partitioned topic", _schema_of_new_topic("base_name")),
+    _row("/danube_admin.TopicAdmin/DeleteTopic", DESTROY, "ManageTopic", _topic("name"), "delete a topic"),
+    _row("/danube_admin.TopicAdmin/UnloadTopic", WRITE, "ManageTopic", _topic("name"),
+         "let other brokers take it"),
+    _row("/danube_admin.TopicAdmin/ListSubscriptions", READ, "View", _topic("name"), "subscriptions"),
+    _row("/danube_admin.TopicAdmin/Unsubscribe", DESTROY, "ManageTopic", _topic("topic"),
+         "delete a subscription"),
+    _row("/danube_admin.TopicAdmin/SetSubscriptionFailurePolicy", WRITE, "ManageTopic", _topic("topic"),
+         "change a failure policy", _also("Produce", f"failure_policy.{_LETTERS}")),
+    _row("/danube_admin.TopicAdmin/GetSubscriptionFailurePolicy", READ, "View", _topic("topic"), "read it"),
+    _row("/danube_admin.TopicAdmin/DescribeTopic", READ, "View", _topic("name"), "a topic"),
+    _row("/danube_admin.TopicAdmin/SetSubscriptionDispatchConfig", WRITE, "ManageTopic", _topic("topic"),
+         "bound the records in flight"),
+    _row("/danube_admin.TopicAdmin/GetSubscriptionDispatchConfig", READ, "View", _topic("topic"), "read it"),
+    _row("/danube_admin.SecurityAdmin/CreateRole", WRITE, "ManageCluster", _AT_CLUSTER,
+         "make or change a role"),
+    _special("/danube_admin.SecurityAdmin/GetRole", READ, "View", _BINDERS, "a role", _read_roles),
+    _special("/danube_admin.SecurityAdmin/ListRoles", READ, "View", _BINDERS, "roles", _read_roles),
+    _row("/danube_admin.SecurityAdmin/DeleteRole", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
+    _special("/danube_admin.SecurityAdmin/CreateBinding", WRITE, "ManageCluster", _DELEGATED, "bind roles",
+             _bind("binding.", "binding.id")),
+    _special("/danube_admin.SecurityAdmin/GetBinding", READ, "View", _DELEGATED, "a binding",
+             _read_bindings("scope", "resource_name")),
+    _special("/danube_admin.SecurityAdmin/ListBindings", READ, "View", _DELEGATED, "bindings of a resource",
+             _read_bindings("scope", "resource_name")),
+    _row("/danube_admin.SecurityAdmin/ListAllBindings", READ, "View", _AT_CLUSTER, "all bindings"),
+    _special("/danube_admin.SecurityAdmin/DeleteBinding", DESTROY, "ManageCluster", _DELEGATED,
+             "delete a binding", _bind("", "binding_id")),
+    Row("/grpc.health.v1.Health/Check", READ, OPEN, "", "whether the broker serves"),
+    Row("/grpc.health.v1.Health/List", READ, OPEN, "", "the same for every service"),
+    Row("/grpc.health.v1.Health/Watch", READ, OPEN, "", "the same, again and again"),
+    Row("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", READ, SIGNED_IN, "", "what is served"),
+    Row("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", READ, SIGNED_IN, "",
+        "the same for older tools"),
+)  # fmt: skip
+
+ADMIN: Final = {row.name: row for row in ADMIN_ROWS}
+NATIVE: Final = {row.name: row for row in NATIVE_ROWS}
+GRPC: Final = {row.name: row for row in GRPC_ROWS}

@@ -81,6 +81,27 @@ class Binding(msgspec.Struct, frozen=True):
     resource_name: str = ""
 
 
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key that proves a principal (see :mod:`danube.core.metadata.credentials`)."""
+
+    id: str
+    secret_hash: bytes  # SHA-256 of the whole key
+    principal: str  # kind:name
+    created_us: int
+    expires_us: int = 0  # 0: never
+    description: str = ""
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    """Credentials that are good no longer; ``before_us``: of a principal, those issued before that time."""
+
+    kind: str
+    value: str
+    end_us: int  # no credential that is meant lives longer
+    before_us: int = 0
+    reason: str = ""
+
+
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, tag="create_topic", tag_field="kind"):
     """Make a topic; ``partitions`` 0 is one that is not partitioned.
 
@@ -221,11 +242,34 @@ class DeleteBinding(msgspec.Struct, frozen=True, kw_only=True, tag="delete_bindi
     id: str
 
 
+class PutApiKey(msgspec.Struct, frozen=True, kw_only=True, tag="put_api_key", tag_field="kind"):
+    key: ApiKey
+
+
+class DeleteApiKey(msgspec.Struct, frozen=True, kw_only=True, tag="delete_api_key", tag_field="kind"):
+    id: str
+
+
+class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag="revoke", tag_field="kind"):
+    """Take credentials back, and drop the revocations that have ended by ``now_us``."""
+
+    revocation: Revocation
+    now_us: int
+
+
+class DeleteRevocation(
+    msgspec.Struct, frozen=True, kw_only=True, tag="delete_revocation", tag_field="kind"
+):
+    revoked: str  # its kind
+    value: str
+
+
 TopicEdit = UpdatePolicy | AddPartitions | ConfigureTopicSchema | SetSubscriptionSettings | ForgetSubscription
 TopicCommand = CreateTopic | DeleteTopic | TopicEdit
 NamespaceCommand = CreateNamespace | DeleteNamespace
 SchemaCommand = RegisterSchema | DeleteSchemaVersion | DeleteSubject | SetCompatibility
-AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding
+CredentialCommand = PutApiKey | DeleteApiKey | Revoke | DeleteRevocation
+AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding | CredentialCommand
 OtherCommand = NamespaceCommand | SchemaCommand | AccessCommand | KnowConsumer
 Command = TopicCommand | OtherCommand | AnyClusterCommand
 

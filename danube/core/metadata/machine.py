@@ -458,7 +458,8 @@ class Metadata:
         machine.version, machine.next_topic_id = stored.index, stored.next_topic_id
         machine._namespaces = {name: {} for name in (*NAMESPACES_ALWAYS, *stored.namespaces)}
         machine.registry.load(stored.next_schema_id, stored.subjects)
-        machine.access.load(stored.index, stored.roles, stored.bindings)
+        machine.access.load(stored.access_version or stored.index, stored.roles, stored.bindings)
+        machine.access.credentials.load(stored.api_keys, stored.revocations)
         machine.consumers.load(stored.known)
         machine.cluster = metadata_snapshot.cluster_of(stored)
         schemas, settings = dict(stored.schemas), dict(stored.settings)

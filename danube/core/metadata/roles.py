@@ -17,12 +17,14 @@ from danube.core.cluster.records import no_room
 from danube.core.metadata.commands import (
     AccessCommand,
     Binding,
+    CredentialCommand,
     DeleteBinding,
     DeleteRole,
     PutBinding,
     PutRole,
     Role,
 )
+from danube.core.metadata.credentials import KnownCredentials
 from danube.errors import InvalidArgument, NotFound, WrongState
 from danube.ids import check_label, split_partition_name
 from danube.limits import BINDINGS_MAX, ROLES_MAX, ROLES_PER_BINDING_MAX
@@ -44,6 +46,7 @@ BUILT_IN_ROLES: Final = {
 }
 
 Place = tuple[str, str, str]  # scope, resource, id
+RoleCommand = PutRole | DeleteRole | PutBinding | DeleteBinding
 
 
 def resource_in(scope: str, resource_name: str) -> str:
@@ -63,17 +66,18 @@ def resource_in(scope: str, resource_name: str) -> str:
 
 
 class Access:
-    """All roles and bindings.
+    """All roles and bindings, and what is known of credentials.
 
     ``version`` is the index of the last command that changed them.  Where two machines have the same version,
     the same is allowed, so what was judged at a version holds until it moves.  A snapshot's index takes its
     place when one is loaded: it is not smaller, and nothing changed in between.
     """
 
-    __slots__ = ("_bindings", "_of_principals", "_roles", "version")
+    __slots__ = ("_bindings", "_of_principals", "_roles", "credentials", "version")
 
     def __init__(self) -> None:
         self.version = 0
+        self.credentials = KnownCredentials()
         self._roles: dict[str, Role] = {}
         self._bindings: dict[Place, Binding] = {}
         self._of_principals: dict[tuple[str, str], dict[Place, Binding]] = {}
@@ -112,6 +116,8 @@ class Access:
 
     def check(self, command: AccessCommand) -> bool:
         """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""
+        if isinstance(command, CredentialCommand):
+            return self.credentials.check(command)
         match command:
             case PutRole(role=role):
                 self._check_role(role)
@@ -149,7 +155,7 @@ class Access:
         if _place(binding) not in self._bindings and len(self._bindings) >= BINDINGS_MAX:
             raise no_room("bindings", BINDINGS_MAX)
 
-    def _refuse(self, command: AccessCommand) -> None:
+    def _refuse(self, command: RoleCommand) -> None:
         """Raise a CallerError if applying would break the machine."""
         match command:
             case DeleteRole(name=name):
@@ -170,6 +176,10 @@ class Access:
 
     def apply(self, index: int, command: AccessCommand) -> None:
         """Take the command of this index; raises where ``_refuse`` does and changes nothing then."""
+        if isinstance(command, CredentialCommand):
+            self.credentials.apply(command)
+            self.version = index
+            return
         self._refuse(command)
         self.version = index
         match command:
@@ -200,14 +210,14 @@ class Access:
 
     def copy(self) -> Access:
         other = Access()
-        other.version = self.version
+        other.version, other.credentials = self.version, self.credentials.copy()
         other._roles, other._bindings = dict(self._roles), dict(self._bindings)
         other._of_principals = {whose: dict(own) for whose, own in self._of_principals.items()}
         return other
 
-    def load(self, index: int, roles: list[Role], bindings: list[Binding]) -> None:
-        """Load the roles and bindings of a snapshot of this index."""
-        self.version = index if roles or bindings else 0
+    def load(self, version: int, roles: list[Role], bindings: list[Binding]) -> None:
+        """Load the roles and bindings of a snapshot; ``version``: its own, or in older ones its index."""
+        self.version = version
         self._roles = {role.name: role for role in roles}
         for binding in bindings:
             self._keep(binding)

@@ -3,8 +3,10 @@
 Little-endian: 4 bytes magic, 4 bytes CRC32C of what follows, then a MessagePack list.  The magic's digit is
 the format version.  ``DNM1`` ends after the topics.  A machine with nothing else is still written as
 ``DNM1``, so earlier versions can read it.  ``DNM2`` adds the topics' records and the other parts of the
-machine.  ``DNM3`` adds the cluster's part, and is written only if there is any.  Fields may only be added at
-the end, each with a default.  See docs/formats/metadata.md.
+machine.  ``DNM3`` adds the cluster's part, and is written only if there is any.  ``DNM4`` adds API keys and
+revocations, and is written only if there are any: an earlier version refuses it, where it would otherwise let
+revoked credentials in.  Fields may only be added at the end, each with a default.  See
+docs/formats/metadata.md.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from danube.core.batch.checksum import crc32c
 from danube.core.cluster.commands import BrokerRecord, KeyRecord, Lease, Ownership, Reservation
 from danube.core.cluster.state import ClusterState
 from danube.core.metadata.commands import (
+    ApiKey,
     Binding,
     KnownConsumer,
+    Revocation,
     Role,
     SubscriptionSettings,
     TopicRecord,
@@ -35,8 +39,10 @@ from danube.errors import Damage, StorageIncompatible
 _MAGIC_TOPICS: Final = b"DNM1"
 _MAGIC_PARTS: Final = b"DNM2"
 _MAGIC: Final = b"DNM3"
+_MAGIC_CREDENTIALS: Final = b"DNM4"
+_MAGICS: Final = (_MAGIC_TOPICS, _MAGIC_PARTS, _MAGIC, _MAGIC_CREDENTIALS)
 _INTEGER_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # behind MessagePack's mark of an integer
-_MANY_FIELDS: Final = 0xDC  # how a MessagePack list of 16 and more begins: DNM3 and no other
+_MANY_FIELDS: Final = 0xDC  # how a MessagePack list of 16 and more begins: DNM3 and DNM4
 
 
 class Stored(msgspec.Struct, array_like=True):
@@ -62,7 +68,10 @@ class Stored(msgspec.Struct, array_like=True):
     leases: list[Lease] = []  # by id
     brokers: list[BrokerRecord] = []  # by id
     owners: list[Ownership] = []  # by topic id and partition
-    reservations: list[Reservation] = []  # the same; left out where there are none
+    reservations: list[Reservation] = []  # the same; DNM3 leaves it out where there are none
+    access_version: int = 0  # of DNM4, as are those that follow
+    api_keys: list[ApiKey] = []  # by id
+    revocations: list[Revocation] = []  # by kind and value
 
 
 _LATER: Final = {
@@ -102,7 +111,11 @@ def encode(
         in_full(access.bindings()),
     ]  # fmt: skip
     magic = _MAGIC_TOPICS
-    if cluster is not None:
+    if access.credentials:
+        magic, known = _MAGIC_CREDENTIALS, access.credentials
+        fields += more + _of_cluster(cluster or ClusterState(), whole=True)
+        fields += [access.version, in_full(known.keys()), in_full(known.revocations())]
+    elif cluster is not None:
         magic, fields = _MAGIC, fields + more + _of_cluster(cluster)
     elif registry.next_schema_id != 1 or any(part for part in more if part != 1):
         magic, fields = _MAGIC_PARTS, fields + more
@@ -143,13 +156,13 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _of_cluster(cluster: ClusterState) -> list[Any]:
+def _of_cluster(cluster: ClusterState, *, whole: bool = False) -> list[Any]:
     agreement, keys = cluster.agreement, cluster.keys
     return [
         (agreement.index, agreement.term, agreement.now_us), agreement.origins(),
         keys.records(), keys.counters(), cluster.leases.records(),
         in_full(cluster.brokers.records()), cluster.owners.records(),
-        *([cluster.reservations.records()] if len(cluster.reservations) else []),
+        *([cluster.reservations.records()] if whole or len(cluster.reservations) else []),
     ]  # fmt: skip
 
 
@@ -194,13 +207,13 @@ def version_of(snapshot: bytes) -> int:
 def decode(snapshot: bytes) -> Stored:
     """Decode a snapshot that ``encode`` made; raises Damage or StorageIncompatible."""
     magic = snapshot[:4]
-    if magic[:3] == _MAGIC[:3] and magic not in (_MAGIC_TOPICS, _MAGIC_PARTS, _MAGIC):
+    if magic[:3] == _MAGIC[:3] and magic not in _MAGICS:
         raise StorageIncompatible("metadata snapshot has a newer format", why=f"its magic is {magic!r}")
     content = _checked(snapshot)
     try:
         stored = _decoder.decode(content)
     except msgspec.DecodeError as error:
         raise StorageIncompatible("metadata snapshot cannot be read", why=str(error)) from None
-    if (magic == _MAGIC) != (content[0] == _MANY_FIELDS):
+    if (magic in (_MAGIC, _MAGIC_CREDENTIALS)) != (content[0] == _MANY_FIELDS):
         raise Damage("metadata snapshot has another content than its magic says", size=len(snapshot))
     return stored

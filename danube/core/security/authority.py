@@ -85,12 +85,13 @@ class Decision(NamedTuple):
     reason: str
     binding: Binding | None = None
     role: str = ""
+    authenticated: bool = True  # whether it is known who asks
 
 
 _UNGUARDED: Final = Decision(True, "access is not controlled (auth.mode: none)")
 _BROKER: Final = Decision(True, "it is the broker itself")
 _SUPER_ADMIN: Final = Decision(True, "it is one of auth.super_admins")
-_ANONYMOUS: Final = Decision(False, "the request has no credential")
+_ANONYMOUS: Final = Decision(False, "the request has no credential", authenticated=False)
 _NO_ROLE: Final = Decision(False, "no role that is bound to it gives that there")
 
 _Held = dict[str, Decision]  # by permission
@@ -173,7 +174,10 @@ class Authority:
         """Whether the identity has the permission on the resource, and why."""
         if not self.enforced:
             return _UNGUARDED
-        self._catch_up()
+        credentials = self._catch_up().credentials
+        if credentials or identity.key_id or identity.token_id:
+            if why := credentials.revoked(identity):
+                return Decision(False, why, authenticated=False)
         key = (identity.principal, permission, resource)
         found = self._decisions.get(key)
         if found is None:
@@ -238,12 +242,13 @@ class Authority:
 
     # -- what is kept -----------------------------------------------------------------------------
 
-    def _catch_up(self) -> None:
-        version = self._access().version
-        if version != self._version:
-            self._version = version
+    def _catch_up(self) -> Access:
+        access = self._access()
+        if access.version != self._version:
+            self._version = access.version
             self._held.clear()
             self._decisions.clear()
+        return access
 
     def _holdings(self, principal: Principal) -> _Holdings:
         found = self._held.get(principal)
@@ -267,7 +272,7 @@ def refusal(
     identity: Identity, permission: str, resource: Resource, decision: Decision
 ) -> NotAllowed | NotAuthenticated:
     """The error of a decision.  Its text is the same whether the resource exists or not."""
-    if identity.principal.kind == "anonymous":
+    if not decision.authenticated:
         return NotAuthenticated(
             "this broker wants to know who asks", why=decision.reason, hint="give the client a token"
         )

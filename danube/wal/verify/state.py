@@ -37,7 +37,9 @@ MARK_MAGIC: Final = b"DANUBMRK"
 PRODUCERS_MAGIC: Final = b"DANUBPRD"
 METADATA_MAGIC: Final = b"DNL"
 SNAPSHOT_MAGIC: Final = b"DNM"
-_SNAPSHOT_FIELDS: Final = {b"DNM1": range(5, 12), b"DNM2": range(12, 16), b"DNM3": range(16, 1 << 16)}
+_SNAPSHOT_FIELDS: Final = {
+    b"DNM1": range(5, 12), b"DNM2": range(12, 16), b"DNM3": range(16, 23), b"DNM4": range(23, 1 << 16),
+}  # fmt: skip
 
 Identity = tuple[int, int]  # topic id, partition
 

@@ -412,7 +412,7 @@ def test_every_flipped_bit_and_every_cut_of_a_snapshot_is_found() -> None:
 def test_snapshots_of_a_newer_version_are_told_apart_from_damage() -> None:
     snapshot = Metadata().snapshot()
     with pytest.raises(StorageIncompatible):
-        Metadata.restore(b"DNM4" + snapshot[4:])
+        Metadata.restore(b"DNM9" + snapshot[4:])
     content = msgspec.msgpack.encode({"another": "shape"})
     with pytest.raises(StorageIncompatible):
         Metadata.restore(b"DNM1" + crc32c(content).to_bytes(4, "little") + content)

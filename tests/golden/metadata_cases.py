@@ -1,7 +1,7 @@
 """The commands and snapshots of the metadata that the golden vectors pin.
 
-``topics`` is a machine of the first snapshot format, ``parts`` of the second, ``cluster`` of the third;
-each is made by commands, whose stored bytes are pinned with it.
+``topics`` is a machine of the first snapshot format, ``parts`` of the second, ``cluster`` of the third and
+``credentials`` of the fourth; each is made by commands, whose stored bytes are pinned with it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,23 @@ from danube.core.cluster.commands import (
 )
 from danube.core.metadata.commands import (
     AddPartitions,
+    ApiKey,
     Binding,
     Command,
     ConfigureTopicSchema,
     CreateNamespace,
     CreateTopic,
+    DeleteApiKey,
+    DeleteRevocation,
     DeleteTopic,
     KnowConsumer,
     KnownConsumer,
+    PutApiKey,
     PutBinding,
     PutRole,
     RegisterSchema,
+    Revocation,
+    Revoke,
     Role,
     SetSubscriptionSettings,
     SubscriptionSettings,
@@ -118,8 +124,21 @@ RESERVED: list[Command] = [
     ReserveOffsets(broker_id=(1 << 64) - 1, partitions=((1, 0, 1, 1 << 62), (2, 2, 1, 7))),
     ReserveOffsets(broker_id=2, partitions=((2, 0, 41, 1_000),), last=True),
 ]
+CREDENTIALS: list[Command] = [
+    *PARTS,
+    PutApiKey(key=ApiKey("a1", bytes(range(32)), "service_account:app", 7, 9, "laptop")),
+    PutApiKey(key=ApiKey("b2", bytes(32), "user:anna", 8)),
+    PutApiKey(key=ApiKey("c3", bytes(32), "user:bert", 8)),
+    DeleteApiKey(id="c3"),
+    Revoke(revocation=Revocation("token", "jti-1", 20), now_us=10),
+    Revoke(revocation=Revocation("principal", "user:anna", 40, 12, "left"), now_us=12),
+    Revoke(revocation=Revocation("signing_key", "", 50), now_us=30),  # the first one has ended
+    Revoke(revocation=Revocation("credential", "00" * 16, 60), now_us=31),
+    DeleteRevocation(revoked="credential", value="00" * 16),
+    CreateNamespace(namespace="later"),
+]
 CASES: dict[str, list[Command]] = {
-    "topics": TOPICS, "parts": PARTS, "cluster": CLUSTER, "reserved": RESERVED,
+    "topics": TOPICS, "parts": PARTS, "cluster": CLUSTER, "reserved": RESERVED, "credentials": CREDENTIALS,
 }  # fmt: skip
 
 

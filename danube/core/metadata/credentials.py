@@ -90,9 +90,9 @@ class KnownCredentials:
             return "the API key that it was given for was deleted"
         if not self._revocations:
             return ""
-        if (found := self._revocations.get(("principal", str(shown.principal)))) is not None:
-            if shown.issued_us < found.before_us:
-                return _told(found)
+        found = self._revocations.get(("principal", str(shown.principal)))
+        if found is not None and shown.issued_us < found.before_us:
+            return _told(found)
         places = [("credential", shown.token_key.hex())] if shown.token_key else []
         if token_id:
             places.append(("token", token_id))

@@ -175,9 +175,9 @@ class Authority:
         if not self.enforced:
             return _UNGUARDED
         credentials = self._catch_up().credentials
-        if credentials or identity.key_id or identity.token_id:
-            if why := credentials.revoked(identity):
-                return Decision(False, why, authenticated=False)
+        named = credentials or identity.key_id or identity.token_id
+        if named and (why := credentials.revoked(identity)):
+            return Decision(False, why, authenticated=False)
         key = (identity.principal, permission, resource)
         found = self._decisions.get(key)
         if found is None:
@@ -199,8 +199,9 @@ class Authority:
 
     def sees_topic(self, identity: Identity) -> Callable[[str], bool]:
         """Return a test of stored topics' names for a list; it keeps no decision of its own."""
-        if self.decide(identity, "Lookup", CLUSTER).allowed:
-            return lambda topic: True
+        everywhere = self.decide(identity, "Lookup", CLUSTER)
+        if everywhere.allowed or not everywhere.authenticated:
+            return lambda topic: everywhere.allowed
         held = self._holdings(identity.principal)
 
         def seen(topic: str) -> bool:

@@ -84,8 +84,8 @@ def site() -> Metadata:
             CreateNamespace(namespace=target.namespace),
             CreateTopic(topic=target.topic, policy=TopicPolicy(), created_us=1),
             RegisterSchema(
-                subject=target.subject, after_revision=0, schema_type="string", definition=b"", fingerprint="",
-                created_us=1, compatibility="none",
+                subject=target.subject, after_revision=0, schema_type="string", definition=b"",
+                fingerprint="f", created_us=1, compatibility="none",
             ),
             ConfigureTopicSchema(topic=target.topic, schema=TopicSchema(target.subject)),
         ]  # fmt: skip
@@ -221,8 +221,8 @@ def operations_page() -> str:
         "All that can be asked of a broker, and what the caller needs for it. The table is\n"
         "`danube/core/security/operations.py`; `python -m tests.golden.write_authority` writes this page.\n\n"
         "`open` needs no credential, `signed in` any credential. What destroys cannot be undone.\n"
-        "A failure policy that names a dead-letter topic needs Produce on that topic as well. A topic that is\n"
-        "configured with a subject needs the right to read the subject.\n"
+        "A failure policy that names a dead-letter topic needs Produce on that topic as well. A topic that\n"
+        "is configured with a subject needs the right to read the subject.\n"
     )
     parts = [head]
     for title, rows in (
@@ -231,8 +231,6 @@ def operations_page() -> str:
     ):  # fmt: skip
         parts.append(f"\n## {title}\n\n| | does | effect | needs | on |\n|---|---|---|---|---|\n")
         parts += [
-            f"| `{row.name}` | {row.says} | {row.effect} | "
-            f"{row.permission} | {row.where} |\n"
-            for row in rows
+            f"| `{row.name}` | {row.says} | {row.effect} | {row.permission} | {row.where} |\n" for row in rows
         ]
     return "".join(parts)

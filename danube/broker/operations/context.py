@@ -6,16 +6,20 @@ was committed or a definition examined.  :mod:`danube.broker.routing.router` joi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from danube.broker.operations.arguments import Args, filled
 from danube.cluster.control.cluster_log import ClusterLog
+from danube.core.security.authority import EVERYBODY
+from danube.core.security.principals import INTERNAL, Identity
 from danube.errors import DanubeError
 from danube.ids import check_topic_name
 from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
+    from danube.broker.operations.credentials import TokenSigner
     from danube.broker.operations.examinations import Examinations
     from danube.broker.operations.proposals import Proposals
     from danube.cluster.log.local_log import LocalLog
@@ -59,9 +63,12 @@ class Operations:
         """``store``: the condition of the object store; None where storage is local.
 
         The router sets ``ask_owner``, which carries out an operation at the owner of a partition (partition,
-        op, args, answer).
+        op, args, answer).  Where access is controlled, the worker sets ``authority`` and ``signer``.
         """
         self.ask_owner: AskOwner
+        self.identity = INTERNAL
+        self.authority = EVERYBODY
+        self.signer: TokenSigner | None = None
         self.refresh = refresh
         self.status = status
         self.examinations = examinations
@@ -73,6 +80,12 @@ class Operations:
         self.metadata = metadata
         self._proposals = proposals
         self._metadata_changed = metadata_changed
+
+    def acting_for(self, identity: Identity) -> Operations:
+        """The same operations for one request: ``identity`` is who asks."""
+        other = copy.copy(self)
+        other.identity = identity
+        return other
 
     @property
     def state(self) -> Metadata:

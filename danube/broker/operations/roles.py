@@ -1,4 +1,4 @@
-"""Operations on roles and bindings.  They are kept and listed; nothing is refused by them yet."""
+"""Operations on roles and bindings, by which :mod:`danube.core.security.authority` judges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _roles(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer(listed(args, operations.state.access.roles(), lambda role: role.name, msgspec.structs.asdict))
+    answer(listed(args, operations.state.access.every_role(), lambda role: role.name, msgspec.structs.asdict))
 
 
 def _put_role(operations: Operations, args: Args, answer: Answer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.api import RoutedSession
-from danube.broker.operations import cluster, roles, schemas, storage, topics
+from danube.broker.operations import cluster, credentials, roles, schemas, storage, topics
 from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # Operations that any worker answers; those of a partition's owner are in danube.broker.shard.admin.
 _OPERATIONS: dict[str, Operation] = {
-    **topics.TABLE, **schemas.TABLE, **roles.TABLE, **storage.TABLE, **cluster.TABLE,
+    **topics.TABLE, **schemas.TABLE, **roles.TABLE, **credentials.TABLE, **storage.TABLE, **cluster.TABLE,
 }  # fmt: skip
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))

@@ -35,7 +35,7 @@ def awaited(
 
 
 class Admin(Running[AdminPlans]):
-    """Topics, subscriptions and the broker's state: ``client.admin``."""
+    """Topics, subscriptions, access and the broker's state: ``client.admin``."""
 
     create_topic = awaited(AdminPlans.create_topic)
     delete_topic = awaited(AdminPlans.delete_topic)
@@ -55,6 +55,20 @@ class Admin(Running[AdminPlans]):
     storage_status = awaited(AdminPlans.storage_status)
     cluster = awaited(AdminPlans.cluster)
     status = awaited(AdminPlans.status)
+    roles = awaited(AdminPlans.roles)
+    put_role = awaited(AdminPlans.put_role)
+    delete_role = awaited(AdminPlans.delete_role)
+    bindings = awaited(AdminPlans.bindings)
+    put_binding = awaited(AdminPlans.put_binding)
+    delete_binding = awaited(AdminPlans.delete_binding)
+    api_keys = awaited(AdminPlans.api_keys)
+    create_api_key = awaited(AdminPlans.create_api_key)
+    delete_api_key = awaited(AdminPlans.delete_api_key)
+    revocations = awaited(AdminPlans.revocations)
+    revoke = awaited(AdminPlans.revoke)
+    delete_revocation = awaited(AdminPlans.delete_revocation)
+    issue_token = awaited(AdminPlans.issue_token)
+    can = awaited(AdminPlans.can)
 
 
 class Schemas(Running[SchemaPlans]):

@@ -35,7 +35,7 @@ def waited(
 
 
 class Admin(Running[AdminPlans]):
-    """Topics, subscriptions and the broker's state: ``client.admin``."""
+    """Topics, subscriptions, access and the broker's state: ``client.admin``."""
 
     create_topic = waited(AdminPlans.create_topic)
     delete_topic = waited(AdminPlans.delete_topic)
@@ -55,6 +55,20 @@ class Admin(Running[AdminPlans]):
     storage_status = waited(AdminPlans.storage_status)
     cluster = waited(AdminPlans.cluster)
     status = waited(AdminPlans.status)
+    roles = waited(AdminPlans.roles)
+    put_role = waited(AdminPlans.put_role)
+    delete_role = waited(AdminPlans.delete_role)
+    bindings = waited(AdminPlans.bindings)
+    put_binding = waited(AdminPlans.put_binding)
+    delete_binding = waited(AdminPlans.delete_binding)
+    api_keys = waited(AdminPlans.api_keys)
+    create_api_key = waited(AdminPlans.create_api_key)
+    delete_api_key = waited(AdminPlans.delete_api_key)
+    revocations = waited(AdminPlans.revocations)
+    revoke = waited(AdminPlans.revoke)
+    delete_revocation = waited(AdminPlans.delete_revocation)
+    issue_token = waited(AdminPlans.issue_token)
+    can = waited(AdminPlans.can)
 
 
 class Schemas(Running[SchemaPlans]):

@@ -8,9 +8,9 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from danube.client.machine.access_plans import AccessPlans
 from danube.client.machine.paging import WHOLE, answered, asked, page_of, rest_of, whole_list
 from danube.client.machine.reply import Plan
-from danube.client.machine.session import Session
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
@@ -137,11 +137,8 @@ def _convert(value: Any, cls: type[Any]) -> Any:
         raise InvalidArgument(f"{cls.__name__} is not valid", why=str(error)) from None
 
 
-class AdminPlans:
+class AdminPlans(AccessPlans):
     """Each method is a plan: it yields replies and returns the answer."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def lookup(self, topic: str) -> Plan[wire.TopicView]:
         """The topic as it is; raises TopicNotFound."""

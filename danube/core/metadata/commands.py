@@ -257,9 +257,7 @@ class Revoke(msgspec.Struct, frozen=True, kw_only=True, tag="revoke", tag_field=
     now_us: int
 
 
-class DeleteRevocation(
-    msgspec.Struct, frozen=True, kw_only=True, tag="delete_revocation", tag_field="kind"
-):
+class DeleteRevocation(msgspec.Struct, frozen=True, kw_only=True, tag="delete_revocation", tag_field="kind"):
     revoked: str  # its kind
     value: str
 

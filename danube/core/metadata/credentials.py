@@ -68,7 +68,7 @@ class KnownCredentials:
     def __bool__(self) -> bool:
         return bool(self._keys or self._revocations)
 
-    def keys(self) -> list[ApiKey]:
+    def api_keys(self) -> list[ApiKey]:
         """All API keys by id."""
         return [self._keys[name] for name in sorted(self._keys)]
 
@@ -122,7 +122,9 @@ class KnownCredentials:
                 f"API key id {key.id[:80]!r} is not valid", why="it is 1-64 letters, digits or '-'"
             )
         if len(key.secret_hash) != HASH_BYTES:
-            raise InvalidArgument("an API key is kept as its SHA-256", why=f"not {len(key.secret_hash)} bytes")
+            raise InvalidArgument(
+                "an API key is kept as its SHA-256", why=f"not {len(key.secret_hash)} bytes"
+            )
         check_label(key.principal, "principal")
         if len(self._keys) >= API_KEYS_MAX:
             raise no_room("API keys", API_KEYS_MAX, hint="delete keys that are not used")

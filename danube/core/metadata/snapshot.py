@@ -114,7 +114,7 @@ def encode(
     if access.credentials:
         magic, known = _MAGIC_CREDENTIALS, access.credentials
         fields += more + _of_cluster(cluster or ClusterState(), whole=True)
-        fields += [access.version, in_full(known.keys()), in_full(known.revocations())]
+        fields += [access.version, in_full(known.api_keys()), in_full(known.revocations())]
     elif cluster is not None:
         magic, fields = _MAGIC, fields + more + _of_cluster(cluster)
     elif registry.next_schema_id != 1 or any(part for part in more if part != 1):

@@ -43,9 +43,7 @@ def identity_of_key(access: Access, text: str, now_us: int) -> Identity:
     match = _KEY.fullmatch(text)
     key = access.credentials.find_key(match[1]) if match is not None else None
     if key is None or not hmac.compare_digest(key.secret_hash, hash_of_key(text)):
-        raise NotAuthenticated(
-            "the credential is not accepted", hint="ask the operator for one that is"
-        )
+        raise NotAuthenticated("the credential is not accepted", hint="ask the operator for one that is")
     if 0 < key.expires_us <= now_us:
         raise TokenExpired("the credential has expired", hint="get a new one")
     kind, _, name = key.principal.partition(":")

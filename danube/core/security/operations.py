@@ -33,6 +33,7 @@ from danube.core.security.authority import (
 from danube.core.security.principals import Identity
 from danube.errors import InvalidArgument, InvalidName
 
+OWN_TOKEN_TTL_S_MAX: Final = 86_400  # of a token that one has signed for oneself
 OPEN: Final = "open"  # in the place of a permission: no credential is needed
 SIGNED_IN: Final = "signed in"  # the same: any credential will do
 
@@ -262,6 +263,18 @@ def _may_bind(
     return bool(bindings) and all(authority.may_bind(identity, one).allowed for one in bindings)
 
 
+def _for_oneself(request: Any, state: Metadata) -> Iterator[Need]:
+    """Whatever anybody may ask about himself, and about others with ManageCluster."""
+
+    def own(authority: Authority, identity: Identity, state: Metadata) -> bool:
+        ttl_s = value_in(request, "args.ttl_s")
+        short = ttl_s is None or (isinstance(ttl_s, int) and ttl_s <= OWN_TOKEN_TTL_S_MAX)
+        named = value_in(request, "args.principal")
+        return short and (named is None or named in ("", str(identity.principal)))
+
+    yield Need("ManageCluster", CLUSTER, own)
+
+
 # -- the table ----------------------------------------------------------------------------------------
 
 READ, WRITE, DESTROY = Effect
@@ -342,11 +355,21 @@ ADMIN_ROWS: Final = (
     _special("roles", READ, "View", _BINDERS, "roles", _read_roles),
     _row("put_role", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a role"),
     _row("delete_role", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
-    _special("bindings", READ, "View", _DELEGATED, "bindings", 
+    _special("bindings", READ, "View", _DELEGATED, "bindings",
              _read_bindings("args.scope", "args.resource")),
     _special("put_binding", WRITE, "ManageCluster", _DELEGATED, "bind roles", _bind("args.", "args.id")),
     _special("delete_binding", DESTROY, "ManageCluster", _DELEGATED, "delete a binding",
              _bind("args.", "args.id")),
+    _row("api_keys", READ, "ManageCluster", _AT_CLUSTER, "API keys, without their secrets"),
+    _row("create_api_key", WRITE, "ManageCluster", _AT_CLUSTER, "make an API key"),
+    _row("delete_api_key", DESTROY, "ManageCluster", _AT_CLUSTER, "delete an API key"),
+    _row("revocations", READ, "ManageCluster", _AT_CLUSTER, "credentials that are good no longer"),
+    _row("revoke", DESTROY, "ManageCluster", _AT_CLUSTER, "take credentials back"),
+    _row("delete_revocation", WRITE, "ManageCluster", _AT_CLUSTER, "let them be good again"),
+    _special("issue_token", WRITE, "ManageCluster", "the cluster; one's own, for a day at most: nothing",
+             "sign a token", _for_oneself),
+    _special("can", READ, "ManageCluster", "the cluster; about oneself: nothing",
+             "whether a principal has a permission, and why", _for_oneself),
     # storage and cluster
     _row("storage_status", READ, "View", _topic_or_cluster("args.topic"), "bytes that are only on this host"),
     _row("brokers", READ, "View", _AT_CLUSTER, "brokers"),

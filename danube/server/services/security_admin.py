@@ -38,7 +38,7 @@ class SecurityAdmin:
         return pb.GetRoleResponse(role=pb.RoleDefinition(**msgspec.structs.asdict(role)))
 
     async def list_roles(self, request: pb.Empty, call: Call) -> pb.ListRolesResponse:
-        found = current(self._broker).access.roles()
+        found = current(self._broker).access.every_role()
         return pb.ListRolesResponse(roles=[pb.RoleDefinition(**msgspec.structs.asdict(one)) for one in found])
 
     async def delete_role(self, request: pb.DeleteRoleRequest, call: Call) -> pb.DeleteRoleResponse:

@@ -60,7 +60,7 @@ def why(machine: Metadata, identity: Identity) -> str:
 
 def test_keys_are_put_once_and_deleted() -> None:
     machine = machine_with(put("b"), put("a"))
-    assert [key.id for key in machine.access.credentials.keys()] == ["a", "b"]
+    assert [key.id for key in machine.access.credentials.api_keys()] == ["a", "b"]
     with pytest.raises(Conflict):
         machine.check(put("a"))
     by_key = Identity(ANNA, "key", key_id="a", token_key=b"x" * 16, issued_us=1)
@@ -156,7 +156,7 @@ def test_snapshots_keep_all_and_older_formats_are_written_without_any() -> None:
     held = Metadata.restore(snapshot)
     assert held.snapshot() == snapshot == machine.copy().snapshot()
     assert held.access.version == 3 and not held.cluster.used
-    assert held.access.credentials.keys() == machine.access.credentials.keys()
+    assert held.access.credentials.api_keys() == machine.access.credentials.api_keys()
     assert held.access.credentials.revocations() == machine.access.credentials.revocations()
     propose(held, DeleteApiKey(id="a"))
     assert held.snapshot()[:4] == b"DNM4" and machine.access.credentials.find_key("a") is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from danube.core.metadata.commands import (
@@ -262,6 +262,7 @@ def test_a_topic_alone_gives_no_right_to_bind(site: Site) -> None:
 
 # -- against a plain reading of the rules -------------------------------------------------------------
 
+CALM = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 NAMES = st.sampled_from(["a", "ab", "b"])
 TOPICS = st.builds(lambda namespace, topic: f"/{namespace}/{topic}", NAMES, st.sampled_from(["t", "tt", "a"]))
 PLACES = st.one_of(
@@ -295,7 +296,9 @@ COMMANDS = st.one_of(
     ),
     ROLE_NAMES.map(lambda name: DeleteRole(name=name)),
 )
-QUESTIONS = st.lists(st.tuples(IDENTITIES, PERMISSION, PLACES.map(lambda place: Resource(*place))), max_size=6)
+QUESTIONS = st.lists(
+    st.tuples(IDENTITIES, PERMISSION, PLACES.map(lambda place: Resource(*place))), max_size=6
+)
 
 
 def plainly(access: Access, identity: Identity, permission: str, resource: Resource) -> bool:
@@ -314,7 +317,7 @@ def plainly(access: Access, identity: Identity, permission: str, resource: Resou
     return False
 
 
-@settings(deadline=None)
+@CALM
 @given(st.lists(st.tuples(COMMANDS, QUESTIONS), max_size=12))
 def test_decisions_equal_a_plain_reading_after_every_change(
     course: list[tuple[AccessCommand, list[tuple[Identity, str, Resource]]]],
@@ -329,7 +332,7 @@ def test_decisions_equal_a_plain_reading_after_every_change(
             assert site.allowed(*question) == plainly(site.machine.access, *question)
 
 
-@settings(deadline=None)
+@CALM
 @given(st.lists(COMMANDS, max_size=8), IDENTITIES, PERMISSION, PLACES, PLACES, ROLE_NAMES)
 def test_a_further_binding_takes_nothing_away(
     commands: list[AccessCommand],
@@ -348,7 +351,7 @@ def test_a_further_binding_takes_nothing_away(
     assert site.allowed(identity, permission, Resource(*asked)) >= before
 
 
-@settings(deadline=None)
+@CALM
 @given(st.lists(COMMANDS, max_size=8), IDENTITIES, PLACES, st.frozensets(ROLE_NAMES, min_size=1, max_size=3))
 def test_nobody_gains_a_permission_by_binding(
     commands: list[AccessCommand], identity: Identity, place: tuple[str, str], roles: frozenset[str]

@@ -18,7 +18,17 @@ def test_a_principal_is_read_as_it_is_written(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "anna", ":anna", "User:anna", "broker_internal:2", "anonymous:", "anonymous", "admin:anna", "user anna"],
+    [
+        "",
+        "anna",
+        ":anna",
+        "User:anna",
+        "broker_internal:2",
+        "anonymous:",
+        "anonymous",
+        "admin:anna",
+        "user anna",
+    ],
 )
 def test_kinds_that_no_text_can_claim(text: str) -> None:
     with pytest.raises(InvalidArgument, match="principal"):

@@ -124,6 +124,8 @@ def native_request(row: Row, target: Target, more: dict[str, Any]) -> Any:
 
 def grpc_request(row: Row, target: Target, more: dict[str, Any]) -> Any:
     """A message with every name that the target gives it."""
+    if not row.needs:
+        return None
     service, _, method = row.name[1:].partition("/")
     described = POOL.FindServiceByName(service).methods_by_name[method].input_type
     message = GetMessageClass(described)()
@@ -142,7 +144,7 @@ def grpc_request(row: Row, target: Target, more: dict[str, Any]) -> Any:
             for name, value in binding.items():
                 if name in names:
                     fill(message.binding, field.message_type.fields_by_name[name], value)
-        elif field.name in known and field.type != FieldDescriptor.TYPE_MESSAGE:
+        elif field.name == "schema_id" or (field.type == FieldDescriptor.TYPE_STRING and field.name in known):
             fill(message, field, known[field.name])
     return message
 
@@ -161,6 +163,7 @@ WITH_MORE: dict[str, dict[str, Any]] = {
     "set_subscription_settings": {"failure": {"dead_letter_topic": LETTERS}},
     "schema.configure_topic": {"subject": "other-value"},
     "put_binding": {"role_names": ["admin"]},
+    "/danube_schema.SchemaRegistry/ConfigureTopicSchema": {"schema_subject": "other-value"},
     "/danube_admin.TopicAdmin/CreateTopic": {"schema_subject": "other-value"},
 }
 
@@ -204,7 +207,8 @@ def matrix() -> str:
             "# Three marks a cell: a topic (namespace, subject) that exists, one that is missing, and one of",
             "# another namespace.  + allowed  - NotAllowed  ? NotAuthenticated",
             "# Rows on a handle or an id show + for whoever has a credential: they are judged elsewhere.",
-            f"# A row with * needs more: {', '.join(f'{name} {more}' for name, more in WITH_MORE.items())}",
+            "# A row with * needs more, since the request has:",
+            *(f"#     {name} {more}" for name, more in WITH_MORE.items()),
             " " * width + "".join(f"{caller:>9}" for caller in CALLERS),
             *lines_of(ADMIN_ROWS, admin_request),
             *lines_of(NATIVE_ROWS, native_request),

@@ -87,8 +87,8 @@ class AccessPlans:
     def revoke(self, kind: str, value: str, *, ttl_s: int | None = None, reason: str = "") -> Plan[Row]:
         """Take credentials back, by ``kind`` and ``value``.
 
-        ``token``: one by its id (jti).  ``credential``: one by the hash that logs show.  ``principal``: all that
-        it has now.  ``signing_key``: all tokens of a key.
+        ``token``: one by its id (jti).  ``credential``: one by the hash that logs show.  ``principal``: all
+        that it has now.  ``signing_key``: all tokens of a key.
         """
         answer = yield self._session.admin(
             "revoke", repeatable=False, kind=kind, value=value, ttl_s=ttl_s, reason=reason
@@ -101,9 +101,7 @@ class AccessPlans:
 
     def issue_token(self, principal: str = "", *, ttl_s: int | None = None) -> Plan[Row]:
         """Have the broker sign a token, for the caller itself or, as an administrator, for another."""
-        answer = yield self._session.admin(
-            "issue_token", repeatable=False, principal=principal, ttl_s=ttl_s
-        )
+        answer = yield self._session.admin("issue_token", repeatable=False, principal=principal, ttl_s=ttl_s)
         return dict(answer)
 
     def can(

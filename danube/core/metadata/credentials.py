@@ -81,7 +81,7 @@ class KnownCredentials:
 
     def revoked(self, shown: Shown) -> str:
         """Why a credential that was good is good no longer; "" if it still is."""
-        if shown.how == "internal":
+        if shown.how in ("internal", "forwarded"):  # the broker itself; or another broker has judged it
             return ""
         if shown.how == "key" and shown.key_id not in self._keys:
             return "its API key was deleted"

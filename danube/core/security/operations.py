@@ -105,6 +105,13 @@ def _text(request: Any, path: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _texts(request: Any, path: str) -> tuple[str, ...]:
+    """A list of texts; anything else in its place is taken for no role's name, which nobody may bind."""
+    value = value_in(request, path)
+    found = list(value) if isinstance(value, Iterable) else [value]
+    return tuple(one if isinstance(one, str) else "" for one in found)
+
+
 _AT_CLUSTER: Final = Place("the cluster", lambda request, state: (CLUSTER,))
 _SOMEWHERE: Final = Place("anything: it lists what may be looked up", lambda request, state: (SOMEWHERE,))
 _HANDLE: Final = Place("the topic of a handle, judged when it is opened", lambda request, state: ())
@@ -237,29 +244,30 @@ def _manages(resource: Resource, authority: Authority, identity: Identity, state
     return authority.decide(identity, "ManageNamespace", resource).allowed
 
 
-def _bind(path: str, name_path: str) -> Needs:
+def _bind(path: str, name_path: str, *, makes: bool) -> Needs:
     """Make, replace or delete a binding: ManageCluster, or what a namespace's administrator may give away."""
 
     def needs(request: Any, state: Metadata) -> Iterator[Need]:
-        yield Need("ManageCluster", CLUSTER, partial(_may_bind, request, path, name_path))
+        yield Need("ManageCluster", CLUSTER, partial(_may_bind, request, path, name_path, makes))
 
     return needs
 
 
 def _may_bind(
-    request: Any, path: str, name_path: str, authority: Authority, identity: Identity, state: Metadata
-) -> bool:
+    request: Any, path: str, name_path: str, makes: bool,
+    authority: Authority, identity: Identity, state: Metadata,
+) -> bool:  # fmt: skip
     scope, name = _text(request, f"{path}scope"), _text(request, name_path)
     try:
         resource_name = resource_in(scope, _text(request, f"{path}resource_name"))
     except (InvalidArgument, InvalidName):
         return False
     present = state.access.find_binding(scope, resource_name, name)
-    roles = value_in(request, f"{path}role_names")
     bindings = [present] if present is not None else []
-    if roles is not None:
+    if makes:
+        roles = _texts(request, f"{path}role_names")
         kind, who = _text(request, f"{path}principal_type"), _text(request, f"{path}principal_name")
-        bindings.append(Binding(name, kind, who, tuple(roles), scope, resource_name))
+        bindings.append(Binding(name, kind, who, roles, scope, resource_name))
     return bool(bindings) and all(authority.may_bind(identity, one).allowed for one in bindings)
 
 
@@ -357,9 +365,10 @@ ADMIN_ROWS: Final = (
     _row("delete_role", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
     _special("bindings", READ, "View", _DELEGATED, "bindings",
              _read_bindings("args.scope", "args.resource")),
-    _special("put_binding", WRITE, "ManageCluster", _DELEGATED, "bind roles", _bind("args.", "args.id")),
+    _special("put_binding", WRITE, "ManageCluster", _DELEGATED, "bind roles",
+             _bind("args.", "args.id", makes=True)),
     _special("delete_binding", DESTROY, "ManageCluster", _DELEGATED, "delete a binding",
-             _bind("args.", "args.id")),
+             _bind("args.", "args.id", makes=False)),
     _row("api_keys", READ, "ManageCluster", _AT_CLUSTER, "API keys, without their secrets"),
     _row("create_api_key", WRITE, "ManageCluster", _AT_CLUSTER, "make an API key"),
     _row("delete_api_key", DESTROY, "ManageCluster", _AT_CLUSTER, "delete an API key"),
@@ -480,14 +489,14 @@ GRPC_ROWS: Final = (
     _special("/danube_admin.SecurityAdmin/ListRoles", READ, "View", _BINDERS, "roles", _read_roles),
     _row("/danube_admin.SecurityAdmin/DeleteRole", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
     _special("/danube_admin.SecurityAdmin/CreateBinding", WRITE, "ManageCluster", _DELEGATED, "bind roles",
-             _bind("binding.", "binding.id")),
+             _bind("binding.", "binding.id", makes=True)),
     _special("/danube_admin.SecurityAdmin/GetBinding", READ, "View", _DELEGATED, "a binding",
              _read_bindings("scope", "resource_name")),
     _special("/danube_admin.SecurityAdmin/ListBindings", READ, "View", _DELEGATED, "bindings of a resource",
              _read_bindings("scope", "resource_name")),
     _row("/danube_admin.SecurityAdmin/ListAllBindings", READ, "View", _AT_CLUSTER, "all bindings"),
     _special("/danube_admin.SecurityAdmin/DeleteBinding", DESTROY, "ManageCluster", _DELEGATED,
-             "delete a binding", _bind("", "binding_id")),
+             "delete a binding", _bind("", "binding_id", makes=False)),
     Row("/grpc.health.v1.Health/Check", READ, OPEN, "", "whether the broker serves"),
     Row("/grpc.health.v1.Health/List", READ, OPEN, "", "the same for every service"),
     Row("/grpc.health.v1.Health/Watch", READ, OPEN, "", "the same, again and again"),

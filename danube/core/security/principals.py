@@ -42,7 +42,10 @@ class Principal(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """``how``: none, token, key, certificate or internal.  Times are wall microseconds."""
+    """``how``: none, token, key, certificate, internal, or forwarded by another broker, which knows how.
+
+    Times are wall microseconds.
+    """
 
     principal: Principal
     how: str

@@ -507,7 +507,14 @@ def test_lists_come_in_pages_by_name(bench: Asked) -> None:
 
 @pytest.mark.parametrize(
     ("op", "args"),
-    [("namespaces", {}), ("roles", {}), ("bindings", {}), ("api_keys", {}), ("revocations", {}), ("schema.subjects", {})],
+    [
+        ("namespaces", {}),
+        ("roles", {}),
+        ("bindings", {}),
+        ("api_keys", {}),
+        ("revocations", {}),
+        ("schema.subjects", {}),
+    ],
 )
 def test_every_list_of_the_metadata_has_pages(bench: Asked, op: str, args: dict[str, Any]) -> None:
     whole = bench.ask(op, **args)

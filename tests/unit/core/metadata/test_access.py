@@ -151,13 +151,13 @@ def test_the_version_moves_with_each_change_and_with_nothing_else() -> None:
     assert machine.access.version == 0
     propose(machine, role())
     assert machine.access.version == 1
-    propose(machine, CreateNamespace(namespace="other"))
+    machine.apply(2, CreateNamespace(namespace="other"))
     assert (machine.version, machine.access.version) == (2, 1)
     with pytest.raises(NotFound):
         machine.apply(3, DeleteRole(name="missing"))
     assert machine.access.version == 1, "a refused command changes nothing"
     propose(machine, binding())
     assert machine.access.version == 4 == machine.copy().access.version
-    propose(machine, CreateNamespace(namespace="third"))
+    machine.apply(5, CreateNamespace(namespace="third"))
     assert Metadata.restore(machine.snapshot()).access.version == 5, "the snapshot's index stands for it"
     assert Metadata.restore(Metadata().snapshot()).access.version == 0

@@ -106,6 +106,9 @@ def test_a_signing_key_means_tokens_alone_and_nothing_means_the_broker() -> None
         revoke("signing_key", ""), put("k1"), revoke("principal", "broker_internal", before_us=END)
     )
     assert why(machine, Identity(ANNA, "certificate")) == "" == why(machine, INTERNAL)
+    propose(machine, revoke("principal", "user:anna", before_us=END))
+    assert why(machine, Identity(ANNA, "forwarded")) == "", "the broker that forwards has judged it"
+    propose(machine, DeleteRevocation(revoked="principal", value="user:anna"))
     assert why(machine, Identity(ANNA, "key", key_id="k1")) == ""
     assert why(machine, TOKEN._replace(key_id=""))
 

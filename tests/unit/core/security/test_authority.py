@@ -262,7 +262,7 @@ def test_a_topic_alone_gives_no_right_to_bind(site: Site) -> None:
 
 # -- against a plain reading of the rules -------------------------------------------------------------
 
-CALM = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 NAMES = st.sampled_from(["a", "ab", "b"])
 TOPICS = st.builds(lambda namespace, topic: f"/{namespace}/{topic}", NAMES, st.sampled_from(["t", "tt", "a"]))
 PLACES = st.one_of(
@@ -374,7 +374,7 @@ def test_nobody_gains_a_permission_by_binding(
         assert held() == before
 
 
-@given(st.text(max_size=30), st.integers(0, 99_999))
+@given(st.text("ab0/-part.\n ü", max_size=30), st.integers(0, 99_999))
 def test_names_of_partitions_never_differ_from_their_topics(text: str, partition: int) -> None:
     name = f"/default/{text}"
     assert topic_resource(f"{name}-part-{partition}").name in (name, f"{name}-part-{partition}")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from danube.core.metadata.commands import Binding, ConfigureTopicSchema, PutBinding, TopicSchema
-from danube.core.protocol.native import Admin, Lookup, Subscribe
 from danube.core.partition.policy import FailurePolicy
+from danube.core.protocol.native import Admin, Lookup, Subscribe
 from danube.core.security.authority import EVERYBODY, Authority
 from danube.core.security.operations import ADMIN, ADMIN_ROWS, NATIVE, judge
 from danube.core.security.principals import ANONYMOUS, Identity, Principal
@@ -27,8 +27,8 @@ ODD: tuple[Any, ...] = (
     {"topic": "/team/orders"},
     "\udc00",
 )
-NAMES = ("topic", "namespace", "subject", "schema_id", "scope", "resource", "resource_name", "id", "role_names",
-         "principal", "principal_type", "principal_name", "policy", "failure", "ttl_s")  # fmt: skip
+NAMES = ("topic", "namespace", "subject", "schema_id", "scope", "resource", "resource_name", "id",
+         "role_names", "principal", "principal_type", "principal_name", "policy", "failure", "ttl_s")  # fmt: skip
 
 
 def allowed(caller: str | Identity, row: Any, request: Any, machine: Any = None) -> bool:

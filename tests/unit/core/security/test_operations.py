@@ -28,7 +28,8 @@ ODD: tuple[Any, ...] = (
     "\udc00",
 )
 NAMES = ("topic", "namespace", "subject", "schema_id", "scope", "resource", "resource_name", "id",
-         "role_names", "principal", "principal_type", "principal_name", "policy", "failure", "ttl_s")  # fmt: skip
+         "role_names", "principal", "principal_type", "principal_name", "policy", "failure",
+         "ttl_s")  # fmt: skip
 
 
 def allowed(caller: str | Identity, row: Any, request: Any, machine: Any = None) -> bool:

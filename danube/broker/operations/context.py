@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.operations.arguments import Args, filled
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.core.security.authority import EVERYBODY
-from danube.core.security.principals import INTERNAL, Identity
+from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import DanubeError
 from danube.ids import check_topic_name
 from danube.schema.model import Checks, Compatibility
 
 if TYPE_CHECKING:
-    from danube.broker.operations.credentials import TokenSigner
     from danube.broker.operations.examinations import Examinations
     from danube.broker.operations.proposals import Proposals
     from danube.cluster.log.local_log import LocalLog
@@ -41,6 +40,12 @@ def proposing(command: type[Command], view: Callable[[Any], Any] = lambda made: 
         operations.propose(filled(args, command), answer, view)
 
     return operation
+
+
+class TokenSigner(Protocol):
+    """Signs tokens (:mod:`danube.host.credentials`)."""
+
+    def sign(self, principal: Principal, ttl_s: int, now_us: int, **claims: Any) -> str: ...
 
 
 class Operations:

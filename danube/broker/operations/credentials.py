@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,12 +32,6 @@ DAY_S: Final = 86_400
 TOKEN_TTL_S: Final = {"user": DAY_S, "service_account": 90 * DAY_S}
 TTL_S_MAX: Final = 3_650 * DAY_S
 _US: Final = 1_000_000
-
-
-class TokenSigner(Protocol):
-    """Signs tokens (:mod:`danube.host.credentials`)."""
-
-    def sign(self, principal: Principal, ttl_s: int, now_us: int, **claims: Any) -> str: ...
 
 
 # -- API keys -----------------------------------------------------------------------------------------

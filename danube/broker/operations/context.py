@@ -87,7 +87,7 @@ class Operations:
         self._metadata_changed = metadata_changed
 
     def acting_for(self, identity: Identity) -> Operations:
-        """The same operations for one request: ``identity`` is who asks."""
+        """Return these operations for one request; ``identity`` is who asks."""
         other = copy.copy(self)
         other.identity = identity
         return other

@@ -1,1 +1,1 @@
-"""Who asks, and what they may: principals, authority, the table of operations."""
+"""Access: principals, what they may do, and the table of operations."""

@@ -39,7 +39,7 @@ def hash_of_key(text: str) -> bytes:
 
 
 def identity_of_key(access: Access, text: str, now_us: int) -> Identity:
-    """Who holds this API key; raises NotAuthenticated or TokenExpired, of which no text helps to guess."""
+    """The identity that holds this API key; raises NotAuthenticated or TokenExpired."""
     match = _KEY.fullmatch(text)
     key = access.credentials.find_key(match[1]) if match is not None else None
     if key is None or not hmac.compare_digest(key.secret_hash, hash_of_key(text)):

@@ -98,7 +98,7 @@ _Held = dict[str, Decision]  # by permission
 
 
 class _Holdings:
-    """What one principal holds, by resource."""
+    """Permissions that one principal holds, by resource."""
 
     __slots__ = ("_by_place",)
 
@@ -116,7 +116,7 @@ class _Holdings:
                             self._by_place.setdefault(held, {}).setdefault(one, decision)
 
     def at(self, resource: Resource) -> _Held:
-        """What is held on exactly this resource."""
+        """Permissions that are held on exactly this resource."""
         return self._by_place.get(resource, {})
 
     def places(self, scope: str) -> list[str]:

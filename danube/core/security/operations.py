@@ -187,7 +187,7 @@ def _read_subject(path: str) -> Needs:
 
 
 def _read_named_subject(path: str) -> Needs:
-    """The same, if the request names one."""
+    """Like _read_subject, if the request names one."""
 
     def needs(request: Any, state: Metadata) -> Iterator[Need]:
         if subject := _text(request, path):
@@ -234,8 +234,8 @@ def _read_bindings(scope_path: str, name_path: str) -> Needs:
     def needs(request: Any, state: Metadata) -> Iterator[Need]:
         scope, name = _text(request, scope_path), _text(request, name_path)
         namespace = namespace_of(Resource(scope, name.removeprefix("/") if scope == "namespace" else name))
-        manager = partial(_manages, Resource("namespace", namespace)) if namespace else None
-        yield Need("View", CLUSTER, manager)
+        delegated = partial(_manages, Resource("namespace", namespace)) if namespace else None
+        yield Need("View", CLUSTER, delegated)
 
     return needs
 
@@ -303,7 +303,7 @@ def _special(name: str, effect: Effect, permission: str, where: str, says: str, 
 _ARGS_TOPIC: Final = _topic("args.topic")
 _PARTITION: Final = _topic("partition")
 _LETTERS: Final = "dead_letter_topic"
-_FOLLOWER: Final = "the subject, or a topic that follows it"
+_READABLE: Final = "the subject, or a topic that follows it"
 _BINDERS: Final = "the cluster; also with ManageNamespace anywhere"
 _DELEGATED: Final = "the cluster, or within a namespace that the caller manages"
 
@@ -344,14 +344,14 @@ ADMIN_ROWS: Final = (
          _also("ManageTopic", "partition")),
     # schemas
     _row("schema.register", WRITE, "ManageSchema", _subject("args.subject"), "add a version"),
-    _special("schema.get", READ, "Lookup", _FOLLOWER, "a version with its definition",
+    _special("schema.get", READ, "Lookup", _READABLE, "a version with its definition",
              _read_schema("args.subject", "args.schema_id")),
-    _special("schema.versions", READ, "Lookup", _FOLLOWER, "versions of a subject",
+    _special("schema.versions", READ, "Lookup", _READABLE, "versions of a subject",
              _read_schema("args.subject", "args.schema_id")),
     _row("schema.subjects", READ, "Lookup", _SOMEWHERE, "subjects"),
-    _special("schema.check", READ, "Lookup", _FOLLOWER, "compare a definition with a subject",
+    _special("schema.check", READ, "Lookup", _READABLE, "compare a definition with a subject",
              _read_schema("args.subject", "args.schema_id")),
-    _special("schema.diff", READ, "Lookup", _FOLLOWER, "compare two versions",
+    _special("schema.diff", READ, "Lookup", _READABLE, "compare two versions",
              _read_schema("args.subject", "args.schema_id")),
     _row("schema.set_compatibility", WRITE, "ManageSchema", _subject("args.subject"), "change the mode"),
     _row("schema.delete_version", DESTROY, "ManageSchema", _subject("args.subject"), "delete a version"),
@@ -425,13 +425,13 @@ GRPC_ROWS: Final = (
          "uploaded segments"),
     _row("/danube_schema.SchemaRegistry/RegisterSchema", WRITE, "ManageSchema", _subject("subject"),
          "add a version"),
-    _special("/danube_schema.SchemaRegistry/GetSchema", READ, "Lookup", _FOLLOWER, "a version by id",
+    _special("/danube_schema.SchemaRegistry/GetSchema", READ, "Lookup", _READABLE, "a version by id",
              _read_schema("", "schema_id")),
-    _special("/danube_schema.SchemaRegistry/GetLatestSchema", READ, "Lookup", _FOLLOWER, "the latest version",
+    _special("/danube_schema.SchemaRegistry/GetLatestSchema", READ, "Lookup", _READABLE, "the latest version",
              _read_subject("subject")),
-    _special("/danube_schema.SchemaRegistry/ListVersions", READ, "Lookup", _FOLLOWER, "versions of a subject",
+    _special("/danube_schema.SchemaRegistry/ListVersions", READ, "Lookup", _READABLE, "versions of a subject",
              _read_subject("subject")),
-    _special("/danube_schema.SchemaRegistry/CheckCompatibility", READ, "Lookup", _FOLLOWER,
+    _special("/danube_schema.SchemaRegistry/CheckCompatibility", READ, "Lookup", _READABLE,
              "compare a definition with a subject", _read_subject("subject")),
     _row("/danube_schema.SchemaRegistry/DeleteSchemaVersion", DESTROY, "ManageSchema", _subject("subject"),
          "delete a version"),

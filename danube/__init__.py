@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from danube.client.machine.schema_plans import TopicSchema as TopicSchema
     from danube.client.machine.schema_plans import Violation as Violation
     from danube.client.machine.schema_plans import violations_of as violations_of
+    from danube.client.machine.tls import TlsOptions as TlsOptions
     from danube.client.records.message import Batch as Batch
     from danube.client.records.message import Message as Message
     from danube.client.typed.models import Schema as Schema
@@ -46,6 +47,7 @@ _MODULE_BY_NAME = {
     "SchemaDiff": "danube.client.machine.schema_plans",
     "SchemaVersion": "danube.client.machine.schema_plans",
     "SubscriptionInfo": "danube.client.machine.admin",
+    "TlsOptions": "danube.client.machine.tls",
     "TopicDescription": "danube.client.machine.admin",
     "TopicInfo": "danube.client.machine.admin",
     "TopicSchema": "danube.client.machine.schema_plans",
@@ -71,6 +73,7 @@ __all__ = [
     "SchemaDiff",
     "SchemaVersion",
     "SubscriptionInfo",
+    "TlsOptions",
     "TopicDescription",
     "TopicInfo",
     "TopicSchema",

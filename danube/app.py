@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from danube.broker.processes import supervisor
+from danube.broker.processes.contexts import Reloads
 from danube.broker.processes.supervisor import ControllerSide, SupervisorSettings, WorkerContext
 from danube.config import exposure
 from danube.config.loading import BrokerConfig, Started
@@ -17,11 +18,10 @@ METADATA_POLL_S: Final = 0.05
 WAITING_ROOM_S: Final = 1.0  # a cluster whose nodes start together is there by then
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from danube.broker.processes.contexts import MetricsMain, MoverMain
     from danube.broker.routing.passing import ConnectionPassing
     from danube.broker.worker.worker import Worker
+    from danube.host.tls import TlsPort
     from danube.server.native import NativeServer
 
 
@@ -40,16 +40,17 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         extra_ports={"grpc": config.grpc.port, "admin": config.admin.port},
         local_socket=config.local_socket,
         metrics_port=config.metrics.port,
+        reloads=Reloads() if config.has_certificates else None,
         progress=announce,
         on_ready=announce,
     )
     controller = _controller(config)
     _restore(config, announce)
     _import_worker_parts()
-    tls = _tls_contexts(config)
+    _check_tls(config)
     return supervisor.run(
         settings,
-        lambda context: run_worker(context, config, tls),
+        lambda context: run_worker(context, config),
         _mover_main(config),
         _metrics_main(config),
         controller,
@@ -120,17 +121,15 @@ def _import_worker_parts() -> None:
     import uvloop  # noqa: F401
 
 
-def _tls_contexts(config: BrokerConfig) -> dict[str, SSLContext]:
-    """TLS of each port that has it, checked before anything is started."""
-    if not config.grpc.cert_file:
-        return {}
-    from danube.server.tls import http2_context
+def _check_tls(config: BrokerConfig) -> None:
+    """Raise ConfigInvalid before anything is started; each process loads the files itself, with its keys."""
+    if config.tls.cert_file or config.grpc.cert_file:
+        from danube.server.tls import tls_ports
 
-    context = http2_context(config.grpc.cert_file, config.grpc.key_file)
-    return {"grpc": context, "admin": context} if config.admin.tls else {"grpc": context}
+        tls_ports(config)
 
 
-def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
+def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
     """The main function of a worker process."""
     import uvloop
 
@@ -140,15 +139,20 @@ def run_worker(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, S
     allocator.keep_large_blocks()
     allocator.collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(context, config, tls))
+        runner.run(_serve(context, config))
 
 
-async def _serve(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
+async def _serve(context: WorkerContext, config: BrokerConfig) -> None:
     from danube.broker.worker.worker import Worker
     from danube.server.arrivals import PassedConnections
     from danube.server.grpc.doors import grpc_doors
     from danube.server.grpc.placing import SHARES_MAX
 
+    tls: dict[str, TlsPort] = {}
+    if config.tls.cert_file or config.grpc.cert_file:
+        from danube.server.tls import tls_ports
+
+        tls = tls_ports(config)
     if context.controller_address and not await _cluster_joined(context, config, tls):
         return
     worker = Worker(context, config, asyncio.get_running_loop())
@@ -169,9 +173,7 @@ def _passing(context: WorkerContext, door: str, shares_max: float = 0) -> Connec
     return ConnectionPassing(context.worker, context.region, context.passage, door, shares_max=shares_max)
 
 
-async def _cluster_joined(
-    context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]
-) -> bool:
+async def _cluster_joined(context: WorkerContext, config: BrokerConfig, tls: Mapping[str, TlsPort]) -> bool:
     """Wait until this host takes part in a cluster; False when the broker stops before.
 
     If that takes longer, connecting clients get an error that names the reason.

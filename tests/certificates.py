@@ -1,11 +1,12 @@
-"""Certificates for tests of mutual TLS: an authority of one's own, and what it signs."""
+"""Certificates for tests of TLS: an authority of one's own, what it signs, and what it revokes."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from danube.cluster.links.tls import TlsContexts, TlsFiles, contexts
+from danube.cluster.links.tls import TlsContexts, contexts
+from danube.host.tls import TlsFiles
 
 
 class Authority:
@@ -17,26 +18,59 @@ class Authority:
         directory.mkdir(parents=True, exist_ok=True)
         _openssl(
             "req", "-x509", *_NEW_KEY, "-keyout", self.key, "-out", self.cert, "-days", "2",
-            "-subj", f"/CN={name}",
+            "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign,cRLSign",
         )  # fmt: skip
 
-    def sign(self, name: str, alternative_names: str) -> TlsFiles:
-        """A certificate with ``alternative_names`` as openssl takes them: ``IP:127.0.0.1,DNS:a``."""
-        cert, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
-        request, extensions = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={alternative_names}\n")
-        _openssl("req", *_NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+    def sign(
+        self,
+        name: str,
+        alternative_names: str,
+        *extensions: str,
+        days: int = 2,
+        key: tuple[str, ...] = (),
+        digest: str = "-sha256",
+    ) -> TlsFiles:
+        """A certificate with ``alternative_names`` as openssl takes them: ``IP:127.0.0.1,DNS:a``.
+
+        ``extensions`` are further lines for openssl; with negative ``days`` it has expired.
+        """
+        cert, key_file = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        request, given = self.directory / f"{name}.csr", self.directory / f"{name}.ext"
+        lines = [f"subjectAltName={alternative_names}"] if alternative_names else []
+        given.write_text("".join(f"{line}\n" for line in [*lines, *extensions]))
+        _openssl("req", *(key or _NEW_KEY), "-keyout", key_file, "-out", request, "-subj", f"/CN={name}")
         _openssl(
             "x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial",
-            "-out", cert, "-days", "2", "-extfile", extensions,
+            "-out", cert, "-days", str(days), digest, "-extfile", given,
         )  # fmt: skip
-        return TlsFiles(str(cert), str(key), str(self.cert))
+        return TlsFiles(str(cert), str(key_file), str(self.cert))
+
+    def under(self, name: str, *extensions: str) -> Authority:
+        """An authority that this one signed."""
+        files = self.sign(name, "", *extensions)
+        lower = object.__new__(Authority)
+        lower.directory = self.directory
+        lower.cert, lower.key = Path(files.cert_file), Path(files.key_file)
+        return lower
+
+    def revoked(self, *certificates: TlsFiles) -> Path:
+        """The list of what this authority has revoked."""
+        database, given = self.directory / "index.txt", self.directory / "ca.cnf"
+        database.touch()
+        given.write_text(f"[ca]\ndefault_ca=d\n[d]\ndatabase={database}\ndefault_md=sha256\n")
+        shared = ("ca", "-config", given, "-cert", self.cert, "-keyfile", self.key)
+        for one in certificates:
+            _openssl(*shared, "-revoke", one.cert_file)
+        found = self.directory / "revoked.pem"
+        _openssl(*shared, "-gencrl", "-crldays", "2", "-out", found)
+        return found
 
     def contexts(self, name: str, alternative_names: str) -> TlsContexts:
         return contexts(self.sign(name, alternative_names))
 
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+RSA_1024 = ("-newkey", "rsa:1024", "-nodes")
 
 
 def _openssl(*arguments: str | Path) -> None:

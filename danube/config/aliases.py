@@ -56,6 +56,7 @@ _THEIRS: Final[dict[str, tuple[str, str]]] = {
     "load_manager.rebalancing.aggressiveness": ("balance.aggressiveness", ""),
     "load_manager.rebalancing.check_interval_seconds": ("balance.interval", "s"),
 }
+_TLS: Final = {f"auth.tls.{name}": f"tls.{name}" for name in ("cert_file", "key_file", "ca_file")}
 SECTIONS: Final = ("broker", "load_manager", "meta_store", "auth", "dispatch", "policies")
 TOP: Final = {
     "cluster_name": "cluster.name",
@@ -92,9 +93,6 @@ _PASSED_OVER: Final = frozenset(
         "storage.wal.advanced.file_sync.interval_ms",
         "storage.wal.advanced.file_sync.max_batch_bytes",
         "broker.advertised_listeners.broker_url",
-        "auth.tls.cert_file",
-        "auth.tls.key_file",
-        "auth.tls.ca_file",
         "auth.jwt.secret_key",
         "auth.jwt.issuer",
         "auth.jwt.expiration_time",
@@ -114,8 +112,8 @@ REFUSED: Final = {
 _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "auth.mode": (
         ("none",),
-        "nobody is authenticated in this release: set auth.mode to none, and for TLS grpc.cert_file and"
-        " grpc.key_file to what auth.tls names",
+        "nobody is authenticated in this release: set auth.mode to none, and for TLS tls.cert_file and"
+        " tls.key_file to what auth.tls names",
     ),
     "load_manager.rebalancing.blacklist_topics": (("",), "leave it empty: every topic may move"),
     **{
@@ -137,7 +135,7 @@ _ALWAYS_THERE: Final = frozenset({"default", "system"})
 _RAFT_PORT: Final = "broker.ports.raft"
 _WILDCARDS: Final = ("", "0.0.0.0", "::", "[::]")  # noqa: S104 - recognised, never bound here
 _ALIASES: Final = frozenset(
-    [*_RENAMED, *_THEIRS, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER, *_ONLY, _RAFT_PORT, BESIDE]
+    [*_RENAMED, *_THEIRS, *_FOLDERS, *_PLACES, *_BACKENDS, *_PASSED_OVER, *_ONLY, *_TLS, _RAFT_PORT, BESIDE]
 )
 
 
@@ -192,19 +190,25 @@ def _theirs(
     leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
 ) -> Iterator[tuple[str, str, str]]:
     host, raft = "", None
+    mode, tls = "", list[tuple[str, str, str]]()
     for name, text, origin in leaves:
+        mode = text.strip().lower() if name == "auth.mode" else mode
         if name in _ONLY:
             allowed, hint = _ONLY[name]
             if text.strip().lower() not in allowed:
                 problems.append(Problem(origin, f"{name} {text[:40]!r} cannot be had here", hint))
         elif name == BESIDE:
             yield BESIDE, _absolute(text, folder), origin
+        elif name in _TLS:
+            tls.append((_TLS[name], _absolute(text, folder) if text else "", origin))
         elif name == _RAFT_PORT:
             raft = (text.strip(), origin)
         elif name in _THEIRS:
             host = text.strip() if name == "broker.host" else host
             key, unit = _THEIRS[name]
             yield key, _changed(name, text.strip()) + unit, origin
+    if mode == "tls":  # with another one the original broker does not read them
+        yield from tls
     if raft is not None:
         yield "cluster.raft_addr", f"{'127.0.0.1' if host in _WILDCARDS else host}:{raft[0]}", raft[1]
 

@@ -31,6 +31,7 @@ from danube.config.sections import (
     Setting,
     StorageConfig,
     SubscriptionsConfig,
+    TlsConfig,
     TopicsConfig,
     WalConfig,
     declare,
@@ -74,6 +75,7 @@ class BrokerConfig:
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     schema: SchemaConfig = field(default_factory=SchemaConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -88,6 +90,11 @@ class BrokerConfig:
     def worker_count(self) -> int:
         """Number of workers to start: as configured, else as many as suit this host."""
         return self.workers or int(workers_wanted().value)
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether any port speaks TLS, to clients or to other members."""
+        return bool(self.tls.cert_file or self.grpc.cert_file or self.cluster.cert_file)
 
     @property
     def local_socket(self) -> bool:
@@ -258,23 +265,7 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
         )
     problems += _storage_contradictions(config.storage, origins)
     problems += _cluster_contradictions(config, origins)
-    if bool(config.grpc.cert_file) != bool(config.grpc.key_file):
-        missing = "key_file" if config.grpc.cert_file else "cert_file"
-        problems.append(
-            Problem(
-                origins[f"grpc.{missing}"],
-                f"grpc.{missing} is missing",
-                "TLS needs a certificate and its key",
-            )
-        )
-    if config.admin.tls and not config.grpc.cert_file:
-        problems.append(
-            Problem(
-                origins["admin.tls"],
-                "admin.tls is on without a certificate",
-                "set grpc.cert_file and key_file",
-            )
-        )
+    problems += _tls_contradictions(config, origins)
     for reliable in (True, False):
         try:
             config.topic_policy(reliable=reliable).check()
@@ -282,6 +273,36 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
             if not problems:
                 problems.append(Problem("topics", str(error), error.hint))
     return problems
+
+
+def _tls_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    tls, grpc, cluster = config.tls, config.grpc, config.cluster
+    for section, cert_file, key_file in (
+        ("grpc", grpc.cert_file, grpc.key_file),
+        ("tls", tls.cert_file, tls.key_file),
+    ):
+        if bool(cert_file) != bool(key_file):
+            missing = f"{section}.key_file" if cert_file else f"{section}.cert_file"
+            yield Problem(origins[missing], f"{missing} is missing", "TLS needs a certificate and its key")
+    if config.admin.tls and not (grpc.cert_file or tls.cert_file):
+        hint = "set tls.cert_file and key_file, or grpc.cert_file and key_file"
+        yield Problem(origins["admin.tls"], "admin.tls is on without a certificate", hint)
+    asked = tls.client_certificates != "off"
+    if asked and not tls.cert_file:
+        what = f"tls.client_certificates is {tls.client_certificates} without TLS"
+        yield Problem(origins["tls.client_certificates"], what, "set tls.cert_file and key_file")
+    if asked and not tls.ca_file:
+        what = f"tls.client_certificates is {tls.client_certificates} and there is no tls.ca_file"
+        yield Problem(origins["tls.ca_file"], what, "set it to the authorities that sign clients")
+    if tls.crl_file and not asked:
+        what = "tls.crl_file is given, and no client certificates are asked for"
+        yield Problem(
+            origins["tls.crl_file"], what, "set tls.client_certificates and tls.ca_file, or neither"
+        )
+    if tls.cert_file and cluster.enabled and not cluster.cert_file:
+        what = "tls.cert_file is given in a cluster without cluster.cert_file"
+        hint = "brokers speak TLS to each other: set cluster.cert_file, key_file and ca_file"
+        yield Problem(origins["tls.cert_file"], what, hint)
 
 
 def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) -> Iterator[Problem]:

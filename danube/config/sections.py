@@ -323,7 +323,7 @@ class GrpcConfig:
     """The Danube gRPC API on ``server.host``; port 0 takes a free one.
 
     ``advertised`` (``host:port``) is the address that lookups return; by default the address that the client
-    dialled.  With a certificate and its key the port speaks TLS.
+    dialled.  With a certificate and its key the port speaks TLS with these, whatever the section tls has.
     """
 
     port: int = _integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
@@ -334,7 +334,10 @@ class GrpcConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """The administration API over gRPC on ``server.host``; ``tls`` uses the certificate of ``grpc``."""
+    """The administration API over gRPC on ``server.host``; ``tls`` uses the certificate of ``grpc``.
+
+    With a certificate in the section tls it speaks TLS anyway.
+    """
 
     port: int = _integer(DEFAULT_ADMIN_PORT, "port", 0, 65_535)
     tls: bool = declare(False, "tls", parse_boolean)
@@ -349,6 +352,20 @@ class MetricsConfig:
 
     port: int = declare(NO_PORT, "port", parse_port, show=show_port, most=65_535)
     topics_max: int = _integer(1_000, "topics_max", 0, 10_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """PEM files of this broker: with a certificate and its key all ports for clients speak TLS.
+
+    ``ca_file`` signs the certificates of clients, and ``crl_file`` lists those that it revoked.
+    """
+
+    cert_file: str = declare("", "cert_file", parse_text)
+    key_file: str = declare("", "key_file", parse_text)
+    ca_file: str = declare("", "ca_file", parse_text)
+    crl_file: str = declare("", "crl_file", parse_text)
+    client_certificates: str = _choice("off", "client_certificates", "off", "optional", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

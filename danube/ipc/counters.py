@@ -57,6 +57,9 @@ class Counter(IntEnum):
     SCHEMA_WARNINGS = 35  # records that break it and were let through
     BACKLOG_RECORDS = 36  # above the ack floors of all subscriptions, a moment ago
     CONNECTIONS_PASSED = 37  # to the worker that owns what they opened first
+    TLS_HANDSHAKES_FAILED = 38
+    TLS_RELOAD_FAILED = 39  # 1 while files of TLS cannot be loaded, and the former ones are in use
+    TLS_RELOADS = 40  # contexts that were made anew because their files changed
 
 
 class State(IntEnum):
@@ -77,6 +80,7 @@ GAUGES: Final = (
     Counter.PRODUCERS_OPEN,
     Counter.CONSUMERS_OPEN,
     Counter.BACKLOG_RECORDS,
+    Counter.TLS_RELOAD_FAILED,
 )
 
 if len(Counter) * 8 > COUNTER_BLOCK_BYTES:

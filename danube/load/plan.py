@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from danube.client.machine.address import URL_DEFAULT, parse_url
+from danube.client.machine.tls import tls_of
 from danube.config.quantities import format_size, parse_duration_ms, parse_size_bytes
 from danube.errors import InvalidArgument
 from danube.ids import check_new_topic_name
@@ -86,7 +87,7 @@ class Plan:
         Raises InvalidArgument or InvalidName, with the option's name.
         """
         texts = {one.field: str(values.get(one.field) or one.default) for one in (BROKER, TOPIC, *OPTIONS)}
-        addresses = parse_url(texts["broker"])
+        addresses = parse_url(tls_of(texts["broker"], None)[0])
         if texts["topic"]:
             check_new_topic_name(texts["topic"])
         return cls(

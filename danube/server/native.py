@@ -249,6 +249,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._blocked = False
         self._reading = True
         self._descriptor = -1
+        self._tls = False
         self.silence: Silence | None = None  # where its client answers PING
         self.peer = self._host = ""
 
@@ -260,6 +261,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         raw = transport.get_extra_info("socket")
         tune_socket(raw)
         self._descriptor = raw.fileno()
+        self._tls = transport.get_extra_info("ssl_object") is not None
         self.peer = str(transport.get_extra_info("peername") or "a process of this host")
         self._host = tcp.host_of(transport.get_extra_info("peername"))
         self._server.opened(self, asyncio.get_running_loop().time())
@@ -442,7 +444,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.welcomed = True
         if hello.answers_ping:
             self.silence = Silence(clock.monotonic_ns())
-        self._placed = self._server.passing is None
+        self._placed = self._server.passing is None or self._tls  # TLS cannot go on in another process
         self._decoder.size_max = FRAME_BYTES_MAX
         self._server.shaken(self)
         welcome = Welcome(

@@ -1,23 +1,40 @@
-"""TLS of the gRPC ports: a certificate and its key, TLS 1.2 or newer, HTTP/2 by ALPN."""
+"""TLS of each port that has it: which files, which protocol, and whether clients show certificates."""
 
 from __future__ import annotations
 
-import ssl
+from typing import TYPE_CHECKING
 
-from danube.errors import ConfigInvalid
+from danube.core.protocol import native as wire
+from danube.errors import NotSupported
+from danube.host.tls import HTTP1, HTTP2, NATIVE, TlsFiles, TlsPort
+
+if TYPE_CHECKING:
+    from danube.config.loading import BrokerConfig
+    from danube.config.sections import ClusterConfig
+
+_HINT = "connect to danube+tls://, or with tls=danube.TlsOptions(...)"
+_NATIVE_REFUSAL = wire.error_frame(NotSupported("this port speaks TLS", hint=_HINT))
+_HTTP_REFUSAL = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\nthis port speaks TLS: write https://\n"
 
 
-def http2_context(cert_file: str, key_file: str) -> ssl.SSLContext:
-    """A server's context from two PEM files; raises ConfigInvalid if they cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.load_cert_chain(cert_file, key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigInvalid(
-            f"TLS cannot be served with {cert_file} and {key_file}",
-            why=str(error),
-            hint="both are PEM files that this user may read, and the key belongs to the certificate",
-        ) from None
-    return context
+def tls_ports(config: BrokerConfig) -> dict[str, TlsPort]:
+    """Return the ports that speak TLS, by name; raises ConfigInvalid if their files cannot be used."""
+    tls, grpc = config.tls, config.grpc
+    files = TlsFiles(tls.cert_file, tls.key_file, tls.ca_file, tls.crl_file)
+    own = TlsFiles(grpc.cert_file, grpc.key_file, tls.ca_file, tls.crl_file) if grpc.cert_file else files
+    clients = tls.client_certificates
+    ports = {}
+    if tls.cert_file:
+        peers = cluster_files(config.cluster) if config.cluster.enabled else None
+        ports["native"] = TlsPort(files, [NATIVE], clients, peers, _NATIVE_REFUSAL)
+        ports["metrics"] = TlsPort(files, [HTTP1], clients, refusal=_HTTP_REFUSAL)
+    if own.cert_file:
+        ports["grpc"] = TlsPort(own, [HTTP2], clients)
+    if config.admin.tls or tls.cert_file:
+        ports["admin"] = TlsPort(own if config.admin.tls else files, [HTTP2], clients)
+    return ports
+
+
+def cluster_files(cluster: ClusterConfig) -> TlsFiles:
+    """The files by which the members of a cluster know each other."""
+    return TlsFiles(cluster.cert_file, cluster.key_file, cluster.ca_file)

@@ -19,6 +19,7 @@ from danube.cluster.log.waiting import Waiting, waiting_error
 from danube.core.protocol import native as wire
 from danube.errors import DanubeError, Unavailable
 from danube.host import clock, telemetry
+from danube.host.handshakes import Handshakes
 from danube.limits import KIB
 from danube.server.grpc.door import GrpcDoor
 from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
@@ -28,10 +29,9 @@ from danube.server.services.cluster_admin import ClusterAdmin
 from danube.server.services.grpc_health import Health
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
     from danube.broker.processes.contexts import WorkerContext
     from danube.config.loading import BrokerConfig
+    from danube.host.tls import TlsPort
 
 ASK_INTERVAL_S: Final = 1.0
 ASK_TIMEOUT_S: Final = 5.0
@@ -52,12 +52,12 @@ class WaitingRoom:
     draining = ready = False
     clustered = True
 
-    def __init__(self, context: WorkerContext, config: BrokerConfig, tls: Mapping[str, SSLContext]) -> None:
+    def __init__(self, context: WorkerContext, config: BrokerConfig, tls: Mapping[str, TlsPort]) -> None:
         self._context = context
         self._tls = tls
         self._handshake_ms = config.limits.handshake_timeout_ms
         self._waiting: Waiting | None = None
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | Handshakes] = []
         self._natives: set[asyncio.Transport] = set()
         self._turns = _Turns()
         self._doors = {name: self._grpc_door(name) for name in _MODULES}
@@ -79,16 +79,17 @@ class WaitingRoom:
         for name, listener in self._context.listeners.items():
             own = listener.dup()  # a server that closes takes its socket along
             if name == LOCAL:
-                server = await loop.create_unix_server(self._native, sock=own, backlog=BACKLOG)
-            else:
-                door = self._doors.get(name)
-                factory = door.factory if door is not None else self._native
-                tls = self._tls.get(name)
-                limit_s = self._handshake_ms / 1000 if tls is not None else None
-                server = await loop.create_server(
-                    factory, sock=own, ssl=tls, ssl_handshake_timeout=limit_s, backlog=BACKLOG
+                self._servers.append(await loop.create_unix_server(self._native, sock=own, backlog=BACKLOG))
+                continue
+            door = self._doors.get(name)
+            factory = door.factory if door is not None else self._native
+            tls = self._tls.get(name)
+            if tls is not None:
+                self._servers.append(
+                    Handshakes(own, tls, factory, most=CONNECTIONS_MAX, limit_s=self._handshake_ms / 1000)
                 )
-            self._servers.append(server)
+            else:
+                self._servers.append(await loop.create_server(factory, sock=own, backlog=BACKLOG))
 
     def close(self) -> None:
         """Accept no more connections; connected clients connect to the serving broker later."""

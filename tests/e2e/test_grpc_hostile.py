@@ -329,7 +329,7 @@ def test_a_certificate_that_cannot_be_used_stops_the_start(
     for cert, key in ((tmp_path / "none.pem", certificate[1]), (certificate[1], certificate[1])):
         environment = {"DANUBE_GRPC__CERT_FILE": str(cert), "DANUBE_GRPC__KEY_FILE": str(key)}
         process = broker(start=False, environment=environment)
-        with pytest.raises(Exception, match="TLS cannot be served"):
+        with pytest.raises(Exception, match="TLS cannot use"):
             process.start()
         assert process.exit_code == 11
 

@@ -39,6 +39,7 @@ from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.placement.balance import BalanceSettings
 from danube.errors import WrongState
 from danube.host import telemetry
+from danube.host.tls import TlsWatch
 from danube.ipc.counters import snapshot
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ class Controller:
         self._config = config
         self._registration: Registration | None = None
         self._settings = settings
+        self._certificates = TlsWatch(settings.tls.all if settings.tls is not None else ())
         self._make_engine = make_engine
         self._stop = asyncio.Event()
         self._exit_code: int | None = None
@@ -263,6 +265,8 @@ class Controller:
 
     def _beat(self) -> None:
         self._context.heartbeat()
+        if self._context.settings.reloads is not None:
+            self._certificates.look(self._context.settings.reloads.count)
         self._loop.call_later(HEARTBEAT_S, self._beat)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from danube.broker.clustered.directory import Directory
 from danube.broker.clustered.owning import Owning
 from danube.broker.clustered.parked import Parked
-from danube.broker.clustered.peers import Peers
+from danube.broker.clustered.peers import Peers, PeerTls
 from danube.broker.clustered.reserving import Reserving
 from danube.broker.clustered.shard import ClusterShard
 from danube.broker.links import Dialled
@@ -90,6 +90,7 @@ class ClusterParts:
         loop: asyncio.AbstractEventLoop,
         read: Callable[[], None],
         submit: Any,
+        tls: PeerTls | None = None,
     ) -> None:
         self._lease = lease
         self._worker = context.worker
@@ -99,7 +100,7 @@ class ClusterParts:
         self._owning = Owning((context.worker, context.workers), metadata, self.directory, submit)
         self._reserving = Reserving(self.directory, submit)
         self._notices = CommitNotices(loop, context.controller_address, read)
-        self._peers = Peers(loop)
+        self._peers = Peers(loop, tls)
         self._shard: ClusterShard
         self._parked: Parked
 

@@ -2,7 +2,8 @@
 
 This worker is a native client of each broker that it sends requests to, with one connection each.  A lost
 connection is dropped; unanswered requests may have been executed or not, as with any owner that restarts.
-The worker's own records go through one more connection, whose home is its own broker.
+The worker's own records go through one more connection, whose home is its own broker.  Where clients speak
+TLS, brokers do so among each other by the cluster's certificates.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from danube.client.aio.connection import Connection
 from danube.client.machine.address import SCHEME, parse_url
 from danube.client.machine.publishing import PartitionProducer
 from danube.client.machine.session import Session
+from danube.client.machine.tls import ClientTls, TlsOptions
+from danube.cluster.links.tls import broker_problem
 from danube.core.protocol.native import Admin, Kind
-from danube.errors import ClosedError, DanubeError, OwnerMoved
+from danube.errors import ClosedError, ConnectionFailed, DanubeError, OwnerMoved
 from danube.host import telemetry
+from danube.host.tls import PEER_NAME, Renewed, TlsFiles, peer_client_context
 
 if TYPE_CHECKING:
+    import ssl
+
     from danube.client.machine.reply import Reply
 
 CONNECT_TIMEOUT_S: Final = 4.0  # to connect, and again for the handshake
@@ -31,11 +37,30 @@ SILENCE_NS: Final = 2_000_000_000
 _log = telemetry.events("peers")
 
 
+class PeerTls(ClientTls):
+    """TLS to the other brokers of the cluster: both sides show certificates of the cluster's authority."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Load the files; raises ConfigInvalid."""
+        super().__init__(TlsOptions())
+        self.renewed: Renewed = Renewed(files, peer_client_context)
+        self._renewed = self.renewed
+
+    def server_name(self, host: str) -> str:
+        return PEER_NAME
+
+    def check(self, ssl_object: ssl.SSLObject | ssl.SSLSocket, host: str) -> None:
+        problem = broker_problem(ssl_object.getpeercert(), host)
+        if problem:
+            raise ConnectionFailed(f"another broker is at {host}", why=problem)
+
+
 class Peers:
     """One worker's connections to other brokers; all methods run on its loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, tls: PeerTls | None = None) -> None:
         self._loop = loop
+        self.tls = tls
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._publisher: Session | None = None
@@ -64,7 +89,7 @@ class Peers:
         """Keep one connection until it is lost; waiting requests then fail."""
         error: DanubeError = OwnerMoved("the connection to the partition's owner is closed")
         try:
-            connection = Connection(session, parse_url(SCHEME + address), CONNECT_TIMEOUT_S)
+            connection = Connection(session, parse_url(SCHEME + address), CONNECT_TIMEOUT_S, self.tls)
             error = await connection.serve_once()
         except DanubeError as failure:
             error = failure
@@ -89,7 +114,7 @@ class Peers:
         return producer
 
     async def _publish_from(self, session: Session, home: str) -> None:
-        connection = Connection(session, parse_url(SCHEME + home), CONNECT_TIMEOUT_S)
+        connection = Connection(session, parse_url(SCHEME + home), CONNECT_TIMEOUT_S, self.tls)
         while True:
             try:
                 await connection.open()

@@ -326,9 +326,15 @@ class Supervisor:
         signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         process.catch_stop_signals(self._on_stop_signal)
+        if self._settings.reloads is not None:
+            signal.signal(signal.SIGHUP, self._on_reload_signal)
 
     def _on_stop_signal(self, number: int, frame: Any) -> None:
         self._stop_signals += 1
+
+    def _on_reload_signal(self, number: int, frame: Any) -> None:
+        if self._settings.reloads is not None:
+            self._settings.reloads.request()
 
     def _start_first(self) -> None:
         """Number all workers before any runs, so that none sees another as restarted."""
@@ -607,6 +613,7 @@ class Supervisor:
             controller=self._controller.address.removeprefix("\0") if self._controller is not None else "",
             identity=process.identity_of(os.getpid()),
             warnings=self._warnings or (),
+            reloads=self._settings.reloads is not None,
         )
         try:
             self._data.write_state(state)
@@ -660,6 +667,8 @@ class Supervisor:
             worker.refusal.close()
         signal.set_wakeup_fd(-1)
         process.ignore_stop_signals(self._on_stop_signal)
+        if self._settings.reloads is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for descriptor in (*self._signal_pipe, self._ready_bell):
             os.close(descriptor)
         self._region.close()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from danube.cluster.log.local_log import LocalLog
     from danube.config.loading import BrokerConfig
     from danube.core.metadata.commands import TopicRecord
+    from danube.host.tls import TlsWatch
 
 _log = telemetry.events("housekeeping")
 TICK_S = 0.02
@@ -63,6 +64,7 @@ class KeptWorker(Protocol):
     compactor: Compactor
     cluster: ClusterParts | None
     doors: dict[str, Door]
+    certificates: TlsWatch | None
     rings_due: bool
 
     def refresh_metadata(self) -> None: ...
@@ -129,12 +131,22 @@ class Housekeeping:
         for door in doors:
             door.sweep(worker.loop.time())
         descriptors.resize(descriptors_allowed(sum(len(door.connections) for door in doors)))
+        self._look_at_certificates()
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
         worker.shard.second()
         reserve.fill()
         if worker.shard.tiers is not None:
             worker.shard.tiers.second()
+
+    def _look_at_certificates(self) -> None:
+        worker = self._worker
+        watch, reloads = worker.certificates, worker.context.settings.reloads
+        if watch is None or reloads is None:
+            return
+        watch.look(reloads.count)
+        worker.counters.block.put(Counter.TLS_RELOAD_FAILED, int(watch.failed))
+        worker.counters.block.put(Counter.TLS_RELOADS, watch.renewed_count)
 
     def _retention(self) -> None:
         self._worker.shard.storage.drop_spares(clock.wall_us())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from danube import __version__
 from danube.broker.api import Door, PassedConnections, RoutedSession
 from danube.broker.clustered.parts import ClusterParts
+from danube.broker.clustered.peers import PeerTls
 from danube.broker.links import LinkClient
 from danube.broker.operations.context import Operations
 from danube.broker.operations.examinations import Examinations
@@ -44,6 +46,8 @@ from danube.core.metadata.commands import TopicDeleted, TopicUpdated
 from danube.core.placement.workers import owner_of
 from danube.errors import RingDamaged
 from danube.host import clock, telemetry
+from danube.host.handshakes import HANDSHAKES_MAX, Handshakes
+from danube.host.tls import TlsFiles, TlsPort, TlsWatch
 from danube.ipc.counters import Counter, State, snapshot
 from danube.ipc.tail import TailReader, TailWriter
 from danube.limits import WRITE_BYTES_MAX
@@ -54,7 +58,6 @@ from danube.wal.segments.descriptors import connections_allowed, descriptors, de
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from ssl import SSLContext
 
     from danube.broker.processes.lease import SharedLease
     from danube.broker.processes.supervisor import WorkerContext
@@ -67,6 +70,7 @@ _TURNS = int(Counter.TURNS)
 YIELDED_NS_MAX = 2_000_000  # a longer yield: some other process kept the processor
 TURNS_WITHOUT_YIELD = 200  # that follow such a yield
 UNUSED_TURNS = 16  # after so many turns without records, rings are not polled until a bell rings
+TLS_PORTS = 3  # native, gRPC and administration; each holds descriptors for half-done handshakes
 DRAIN_GRACE_S = 1.5
 DRAIN_MAX_S = 7.0
 
@@ -90,10 +94,13 @@ class Worker:
         self.metadata = open_metadata(*place, create=not partition_names(self.data_dir))
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.resize(descriptors_allowed())
-        self.places = Places(connections_allowed())
+        allowed = connections_allowed()
+        self._handshakes_max = min(HANDSHAKES_MAX, max(1, allowed // 16)) if config.has_certificates else 0
+        self.places = Places(allowed - TLS_PORTS * self._handshakes_max)
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
+        self.peer_tls: PeerTls | None = None  # where brokers speak TLS to each other
         self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
         self.dead_letters = DeadLetters(self)
         self._mover: LinkClient | None = None
@@ -138,11 +145,17 @@ class Worker:
         self._flushed = True
         self.rings_due = context.workers > 1  # rings are in use, a bell rang, or a regular poll is due
         self._unused_turns = 0  # consecutive turns without records from rings
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | Handshakes] = []
+        self.certificates: TlsWatch | None = None
 
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
-        submit = self.proposals.submit
-        return ClusterParts(self.context, lease, self.metadata, self.loop, self.refresh_metadata, submit)
+        submit, config = self.proposals.submit, self.config
+        if config.tls.cert_file:
+            cluster = config.cluster
+            self.peer_tls = PeerTls(TlsFiles(cluster.cert_file, cluster.key_file, cluster.ca_file))
+        return ClusterParts(
+            self.context, lease, self.metadata, self.loop, self.refresh_metadata, submit, self.peer_tls
+        )
 
     def _make_shard(self, partitions: Path) -> Shard:
         parts: dict[str, Any] = {
@@ -383,11 +396,14 @@ class Worker:
     # -- life -------------------------------------------------------------------------------------
 
     async def run(
-        self, doors: Mapping[str, Door], tls: Mapping[str, SSLContext],
+        self, doors: Mapping[str, Door], tls: Mapping[str, TlsPort],
         passed: PassedConnections | None = None,
     ) -> None:  # fmt: skip
         """Serve until SIGTERM, then drain.  ``doors`` and ``tls`` are keyed like the listeners."""
         self.doors.update(doors)
+        if tls:
+            peers = [self.peer_tls.renewed] if self.peer_tls is not None else []
+            self.certificates = TlsWatch([*peers, *(one for port in tls.values() for one in port.all)])
         loop = self.loop
         stopped = asyncio.Event()
         last_resort.install(loop)
@@ -403,14 +419,11 @@ class Worker:
             self._mover.start()
         loop.add_reader(self.channel.fileno(), self._on_bell)
         for name, door in doors.items():
-            listener = self.context.listeners[name]
-            context = tls.get(name)
-            limit_s = self.config.limits.handshake_timeout_ms / 1000 if context is not None else None
-            self._servers.append(
-                await loop.create_server(
-                    door.factory, sock=listener, ssl=context, ssl_handshake_timeout=limit_s
-                )
-            )
+            listener, port = self.context.listeners[name], tls.get(name)
+            if port is None:
+                self._servers.append(await loop.create_server(door.factory, sock=listener))
+            else:
+                self._servers.append(self._handshakes(listener, port, door))
         if LOCAL in self.context.listeners:
             factory, listener = doors["native"].factory, self.context.listeners[LOCAL]
             self._servers.append(await loop.create_unix_server(factory, sock=listener, backlog=BACKLOG))
@@ -427,6 +440,15 @@ class Worker:
         if passed is not None:
             passed.stop()
         await self._drain()
+
+    def _handshakes(self, listener: socket.socket, port: TlsPort, door: Door) -> Handshakes:
+        """Return the TLS side of a door."""
+        return Handshakes(
+            listener, port, door.factory,
+            most=self._handshakes_max,
+            limit_s=self.config.limits.handshake_timeout_ms / 1000,
+            count=self.counters.add,
+        )  # fmt: skip
 
     async def _drain(self) -> None:
         """Answer all accepted requests, store all records and cursors, close."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from danube.broker.processes.process import identity_of
-from danube.errors import DanubeError, NotFound, OperationTimeout, Unavailable
+from danube.errors import DanubeError, NotFound, OperationTimeout, Unavailable, WrongState
 
 LOCK_FILE = "danube.lock"
 STATE_FILE = "danube.json"
@@ -38,6 +38,7 @@ class RunningBroker:
     controller: str = ""  # of a member of a cluster: its socket
     identity: str = ""  # of the process, see process.identity_of
     warnings: tuple[str, ...] = ()  # its notices when it began to serve
+    reloads: bool = False  # it has certificates, which it loads again when it is told to
 
     @property
     def url(self) -> str:
@@ -63,6 +64,7 @@ def read_running(data_dir: Path) -> RunningBroker | None:
             controller=str(fields.get("controller", "")),
             identity=str(fields.get("identity", "")),
             warnings=tuple(str(one) for one in fields.get("warnings", ())),
+            reloads=bool(fields.get("reloads", False)),
         )
     except FileNotFoundError:
         return None  # it holds the lock and has not come so far yet
@@ -134,6 +136,25 @@ def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> fl
             )
         time.sleep(LOOK_INTERVAL_S)
     return time.monotonic() - began
+
+
+def reload(broker: RunningBroker, data_dir: Path) -> None:
+    """Tell the broker to load its certificates again; raises WrongState if it has none.
+
+    Raises Unavailable if its pid is of another pid namespace.
+    """
+    if not broker.reloads:
+        raise WrongState(
+            f"the broker of {data_dir} has no certificates to load again",
+            hint="set tls.cert_file and tls.key_file, and start it again",
+        )
+    if not _names_the_broker(broker):
+        raise Unavailable(
+            f"the broker of {data_dir} cannot be told from here",
+            why=f"its pid {broker.pid} counts in another pid namespace, such as that of a container",
+            hint="send SIGHUP to it there; it also looks at the files every 5 s",
+        )
+    os.kill(broker.pid, signal.SIGHUP)
 
 
 def _names_the_broker(broker: RunningBroker) -> bool:

@@ -181,16 +181,17 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
         mark = " (default)" if level == default else ""
         lines.append(f"    {level:<8} {meaning}{mark}")
     lines += [f"  warning: {escape(warning)}" for warning in warnings]
-    lines.append(f"  try:  danube produce hello -m hi{_address_flag(native)}")
+    lines.append(f"  try:  danube produce hello -m hi{_address_flag(_scheme(config, 'native'), native)}")
     lines.append(f"  stop: danube stop --data-dir {_shell_word(str(started.data_dir))}")
     return "\n".join(lines)
 
 
 def _scheme(config: BrokerConfig, door: str) -> str:
+    encrypted = bool(config.tls.cert_file)
     if door == "native":
-        return "danube://"
-    encrypted = {"grpc": bool(config.grpc.cert_file), "admin": config.admin.tls}.get(door, False)
-    return "https://" if encrypted else "http://"
+        return "danube+tls://" if encrypted else "danube://"
+    alone = {"grpc": bool(config.grpc.cert_file), "admin": config.admin.tls}.get(door, False)
+    return "https://" if encrypted or alone else "http://"
 
 
 def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
@@ -208,8 +209,9 @@ def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _address_flag(native: str) -> str:
-    return "" if native in ("", "127.0.0.1:6660") else f" -s danube://{native}"
+def _address_flag(scheme: str, native: str) -> str:
+    default = scheme == "danube://" and native == "127.0.0.1:6660"
+    return "" if default or not native else f" -s {scheme}{native}"
 
 
 def _shell_word(text: str) -> str:

@@ -1,4 +1,4 @@
-"""``danube stop`` and ``danube status``: the broker of a data directory."""
+"""``danube stop``, ``reload`` and ``status``: the broker of a data directory."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ def stop(
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
 
+@click.command(name="reload", short_help="Let a broker load its certificates again.")
+@_data_dir_option
+@config_file_option
+@output_option()
+@click.pass_obj
+def reload_certificates(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
+    """Let the broker load its certificates, keys and authorities again, within a second.
+
+    Files that cannot be used change nothing; the broker's log names them, and the metric
+    danube_tls_reload_failed is 1.
+    """
+    from danube.cli.broker.running import reload, require_running
+
+    place = data_dir_of(services, data_dir, file)
+    running = require_running(place)
+    reload(running, place)
+    show({"told": True, "pid": running.pid}, output)
+
+
 @click.command(short_help="Show whether a broker runs, and its state.")
 @_data_dir_option
 @config_file_option
@@ -57,10 +76,20 @@ def status(
     running = require_running(place)
     local = plain(running)
     del local["identity"]  # for `danube stop` alone
-    answer = _ask(services, running.url) if running.ready else {}
+    answer = _ask_here(services, running.url) if running.ready else {}
     counters = {one["worker"]: one for one in answer.pop("workers", [])}
     workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]
     show({**answer, **local, "data_dir": str(place), "workers": workers}, output)
+
+
+def _ask_here(services: Services, url: str) -> dict[str, Any]:
+    """Ask the broker of this host: by its Unix socket if it has one, else by TLS if its port wants that."""
+    from danube.errors import NotSupported
+
+    try:
+        return _ask(services, url)
+    except NotSupported:
+        return _ask(services, url.replace("danube://", "danube+tls://"))
 
 
 def _ask(services: Services, url: str) -> dict[str, Any]:

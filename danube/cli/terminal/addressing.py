@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,18 @@ from danube.errors import ConnectionFailed, TopicNotFound
 
 DEFAULT_URL = "danube://127.0.0.1:6660"
 ENVIRONMENT_NAME = "DANUBE_SERVICE_URL"
+_TLS_OPTIONS = {
+    "--tls-ca": (
+        "DANUBE_TLS_CA",
+        "FILE",
+        "Authorities that sign the broker; by default those of this system.",
+    ),
+    "--tls-cert": ("DANUBE_TLS_CERT", "FILE", "Certificate to show to the broker."),
+    "--tls-key": ("DANUBE_TLS_KEY", "FILE", "Key of that certificate."),
+    "--tls-server-name": ("DANUBE_TLS_SERVER_NAME", "NAME", "Name in the broker's certificate."),
+}
 _GRPC_PORTS = ("6650", "50051")
+_SCHEMES = {"danube": "danube", "http": "danube", "danube+tls": "danube+tls", "https": "danube+tls"}
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)\Z", re.IGNORECASE)
 
 
@@ -27,14 +39,15 @@ class Address:
 
 
 def read_address(value: str) -> str:
-    """The URL meant by ``danube://host:port``, ``http://host:port`` (upstream's scripts) or ``host:port``."""
+    """The URL meant by ``danube://host:port``, ``http://host:port`` (upstream's scripts) or ``host:port``.
+
+    ``danube+tls://`` and ``https://`` are the same with TLS.
+    """
     match = _SCHEME.match(value)
     scheme, rest = (match[1].lower(), match[2].rstrip("/")) if match else ("danube", value)
-    if scheme in ("https", "danube+tls"):
-        raise click.BadParameter(f"{value!r}: TLS is not in this release; use danube://")
-    if scheme not in ("danube", "http") or not rest or "/" in rest:
-        raise click.BadParameter(f"{value!r}: write danube://host:port")
-    return f"danube://{rest}"
+    if scheme not in _SCHEMES or not rest or "/" in rest:
+        raise click.BadParameter(f"{value!r}: write danube://host:port, or danube+tls://host:port")
+    return f"{_SCHEMES[scheme]}://{rest}"
 
 
 def _with_origin(context: click.Context, param: click.Parameter, value: str | None) -> Address | None:
@@ -48,7 +61,8 @@ def _with_origin(context: click.Context, param: click.Parameter, value: str | No
 
 
 def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
+    """Where the broker is, and with which files it is reached by TLS."""
+    address = click.option(
         "-s",
         "--service-addr",
         callback=_with_origin,
@@ -56,8 +70,40 @@ def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[...,
         default=default,
         show_default=default is not None,
         envvar=ENVIRONMENT_NAME,
-        help="The broker's address.",
+        help="The broker's address; danube+tls://HOST:PORT for TLS.",
     )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name, (variable, metavar, text) in reversed(_TLS_OPTIONS.items()):
+            option = click.option(
+                name,
+                callback=_to_environment,
+                metavar=metavar,
+                envvar=variable,
+                expose_value=False,
+                help=text,
+            )
+            command = option(command)
+        return address(command)
+
+    return decorate
+
+
+def _to_environment(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Give an option to the client, and to the processes of this command, as its variable."""
+    variable = str(param.envvar)
+    former = os.environ.get(variable)
+    if value is None or value == former:
+        return
+
+    def restore() -> None:
+        if former is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = former
+
+    os.environ[variable] = value
+    context.find_root().call_on_close(restore)
 
 
 def page_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from danube.client.aio.typed import TypedConsumer, TypedProducer
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
 from danube.client.machine.schema_plans import SchemaPlans
+from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.handles import BaseClient
 from danube.client.records.setup import (
     ConsumerKeywords,
@@ -34,6 +35,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
     ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
     then the broker's greeting.  After a lost connection the client dials again
     for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
+    ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
     """
 
     _called = "danube.Client"
@@ -44,12 +46,14 @@ class Client(BaseClient["Producer | Consumer"], Context):
         url: str = URL_DEFAULT,
         *,
         token: str = "",
+        tls: TlsOptions | None = None,
         name: str = "",
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
         reconnect_timeout: float | None = 60.0,
     ) -> None:
-        self._addresses = parse_url(url)
+        plain_url, self._tls = tls_of(url, tls)
+        self._addresses = parse_url(plain_url)
         super().__init__(url, name, token, timeout, reconnect_timeout)
         self._connect_timeout_s = connect_timeout
         self._connection: Connection | None = None
@@ -72,7 +76,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
             raise ClosedError("the client is closed", hint="make a new one")
         self._session.check_usable()
         if self._connection is None:
-            connection = Connection(self._session, self._addresses, self._connect_timeout_s)
+            connection = Connection(self._session, self._addresses, self._connect_timeout_s, self._tls)
             await connection.open()
             try:
                 self._session.check_usable()  # it may have been closed meanwhile

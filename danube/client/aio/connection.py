@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, unread
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
+from danube.client.machine.tls import ClientTls, explained
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 from danube.host import local_socket, tcp
 from danube.host.telemetry import events
@@ -44,8 +45,9 @@ async def until_settled(reply: Reply) -> None:
 class Link(asyncio.BufferedProtocol):
     """One socket's life."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, secure: bool = False) -> None:
         self._session = session
+        self._secure = secure
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -118,12 +120,11 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        if error is not None and self._reason is None:
+        if error is not None and self._reason is None and not self._secure:
             self._read_unread()
         if self._reason is None:
-            self._reason = ConnectionFailed(
-                "the connection to the broker was lost", why=str(error or "the broker closed it")
-            )
+            why, hint = explained(error) or (str(error or "the broker closed it"), "")
+            self._reason = ConnectionFailed("the connection to the broker was lost", why=why, hint=hint)
         self._session.disconnected(self._reason)
         if not self.lost.done():
             self.lost.set_result(None)
@@ -159,8 +160,10 @@ class Connection:
         session: Session,
         addresses: list[Address],
         connect_timeout_s: float,
+        tls: ClientTls | None = None,
     ) -> None:
         self.session = session
+        self._tls = tls
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
         self._link: Link | None = None
@@ -183,7 +186,7 @@ class Connection:
         brokers.dial, brokers.drop = self._dial_owner, self._drop_owner
 
     def _dial_owner(self, session: Session, address: Address) -> None:
-        owner = self._owners[session] = Connection(session, [address], self._connect_timeout_s)
+        owner = self._owners[session] = Connection(session, [address], self._connect_timeout_s, self._tls)
         owner._keep_by(owner._serve_owner(), lambda error: session.brokers.lost(session, error))
 
     def _keep_by(self, work: Coroutine[Any, Any, None], end: Callable[[DanubeError], None]) -> None:
@@ -356,7 +359,7 @@ class Connection:
             async with asyncio.timeout(timeout_s if at_home else min(timeout_s, OWNER_CONNECT_TIMEOUT_S)):
                 link = await self._linked(address)
         except (OSError, TimeoutError, ValueError) as error:
-            raise refused(address, error) from None
+            raise refused(address, error, self._tls) from None
         self._link = link
         self.session.connected()
         self.flush()
@@ -364,7 +367,7 @@ class Connection:
             async with asyncio.timeout(greeting_s(self.session.silence_ns, timeout_s)):
                 while not self.session.ready:
                     if link.lost.done():
-                        raise closed_early(address, link.reason)
+                        raise closed_early(address, link.reason, self._tls)
                     await asyncio.wait([link.lost, self._welcome()], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             link.abort(
@@ -376,12 +379,30 @@ class Connection:
             raise
 
     async def _linked(self, address: Address) -> Link:
+        tls = self._tls
+        if tls is not None:
+            return await self._linked_by_tls(address, tls)
         link = Link(self.session)
         near = local_socket.dial(*address)
         if near is not None:
             await self._loop.create_unix_connection(lambda: link, sock=near)
         else:
             await self._loop.create_connection(lambda: link, *address, family=socket.AF_UNSPEC)
+        return link
+
+    async def _linked_by_tls(self, address: Address, tls: ClientTls) -> Link:
+        """Never by the Unix socket of this host: the certificates of both sides are wanted."""
+        link = Link(self.session, secure=True)
+        name = tls.server_name(address.host)
+        await self._loop.create_connection(
+            lambda: link, *address, family=socket.AF_UNSPEC, ssl=tls.context(), server_hostname=name
+        )
+        if link.transport is not None:
+            try:
+                tls.check(link.transport.get_extra_info("ssl_object"), address.host)
+            except ConnectionFailed as error:
+                link.abort(error)
+                raise
         return link
 
     def _welcome(self) -> asyncio.Future[None]:

@@ -13,6 +13,7 @@ from danube.client.blocking.typed import TypedConsumer, TypedProducer
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
 from danube.client.machine.schema_plans import SchemaPlans
+from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.handles import BaseClient
 from danube.client.records.setup import (
     ConsumerKeywords,
@@ -32,6 +33,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
     ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
     then the broker's greeting.  After a lost connection the client dials again
     for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
+    ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
     """
 
     _called = "danube.sync.Client"
@@ -42,13 +44,15 @@ class Client(BaseClient["Producer | Consumer"], Context):
         url: str = URL_DEFAULT,
         *,
         token: str = "",
+        tls: TlsOptions | None = None,
         name: str = "",
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
         reconnect_timeout: float | None = 60.0,
     ) -> None:
         super().__init__(url, name, token, timeout, reconnect_timeout)
-        self._connection = BlockingConnection(self._session, parse_url(url), connect_timeout)
+        plain_url, secure = tls_of(url, tls)
+        self._connection = BlockingConnection(self._session, parse_url(plain_url), connect_timeout, secure)
         self._opened = False
         self.admin = Admin(AdminPlans(self._session), lambda: self._live)
         self.schemas = Schemas(SchemaPlans(self._session), lambda: self._live)

@@ -22,6 +22,7 @@ from danube.client.blocking.attendance import Attendance
 from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
+from danube.client.machine.tls import ClientTls, explained
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 from danube.host import local_socket, tcp
 from danube.host.polling import READABLE, WRITABLE, make_poller
@@ -37,9 +38,10 @@ _telemetry = events("client")
 class BlockingLink:
     """Link with at most one socket; every call holds the connection's lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, tls: ClientTls | None = None) -> None:
         self.session = session
-        self.socket: socket.socket | None = None
+        self.socket: Any = None
+        self._tls = tls
         self.reason: DanubeError | None = None  # why there is none any more
         self.poller = make_poller()  # for bytes that can be read
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
@@ -53,18 +55,23 @@ class BlockingLink:
 
     def connect(self, address: Address, timeout_s: float) -> None:
         """Open a socket and send HELLO; read() handles the answer."""
-        sock = None
+        sock: Any = None
         try:
-            sock = local_socket.dial(*address) or socket.create_connection(address, timeout_s)
+            near = local_socket.dial(*address) if self._tls is None else None
+            sock = near or socket.create_connection(address, timeout_s)
             tcp.tune(sock)
             sock.setblocking(False)
+            if self._tls is not None:
+                from danube.client.blocking.encrypted import encrypted
+
+                sock = encrypted(sock, self._tls, address.host, timeout_s)
             self.poller = make_poller()
             self.poller.register(sock, READABLE)
         except BaseException as error:  # also a signal's
             if sock is not None:
                 sock.close()
             if isinstance(error, OSError | ValueError):
-                raise refused(address, error) from None
+                raise refused(address, error, self._tls) from None
             raise
         self.socket = sock
         self._start = self._end = 0
@@ -76,7 +83,7 @@ class BlockingLink:
         deadline = time.monotonic() + timeout_s
         while not self.session.ready:
             if self.socket is None:
-                raise closed_early(address, self.reason)
+                raise closed_early(address, self.reason, self._tls)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 silent = ConnectionFailed(
@@ -116,6 +123,12 @@ class BlockingLink:
 
     def read(self) -> None:
         """Read the available bytes of the socket."""
+        self._read_once()
+        if self._tls is not None:
+            while self.socket is not None and self.socket.pending():  # no poller shows decrypted bytes
+                self._read_once()
+
+    def _read_once(self) -> None:
         sock = self.socket
         if sock is None:
             return
@@ -124,15 +137,15 @@ class BlockingLink:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._received(0, str(error))
+            self._received(0, *(explained(error) or (str(error),)))
         except BaseException:  # raised by a signal handler: the state of the read is unknown
             self.drop(_cut_short())
             raise
 
-    def _received(self, count: int, why: str = "the broker closed it") -> None:
+    def _received(self, count: int, why: str = "the broker closed it", hint: str = "") -> None:
         """Hand received bytes to the session; 0: the connection is at its end."""
         if count == 0:
-            self.drop(ConnectionFailed("the connection to the broker was lost", why=why))
+            self.drop(ConnectionFailed("the connection to the broker was lost", why=why, hint=hint))
             return
         self._end += count
         session = self.session
@@ -183,7 +196,7 @@ class BlockingLink:
             self.drop(_cut_short())
             raise
 
-    def _send_all(self, sock: socket.socket, data: bytes | memoryview) -> None:
+    def _send_all(self, sock: Any, data: bytes | memoryview) -> None:
         """All of it, as long as the broker takes some every now and then."""
         view = memoryview(data)
         while view:
@@ -194,7 +207,7 @@ class BlockingLink:
                     raise TimeoutError(f"the broker took no bytes for {SEND_STALL_S:g} s") from None
 
 
-def _ready(sock: socket.socket, event: int, wait_s: float) -> bool:
+def _ready(sock: Any, event: int, wait_s: float) -> bool:
     poller = make_poller()
     poller.register(sock, event)
     return bool(poller.poll(int(wait_s * 1000)))
@@ -213,15 +226,22 @@ OWNER_CONNECT_TIMEOUT_S = 2.0
 class BlockingConnection:
     """Sockets of home and of owners, read by one of the waiting threads for all."""
 
-    def __init__(self, session: Session, addresses: list[Address], connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        session: Session,
+        addresses: list[Address],
+        connect_timeout_s: float,
+        tls: ClientTls | None = None,
+    ) -> None:
         self.session = session
+        self._tls = tls
         self.lock = threading.Lock()
         self._changed: threading.Event | None = None  # a thread waits for it
         self._addresses = addresses
         self._connect_timeout_s = connect_timeout_s
         self._reader = 0  # the thread that watches the sockets for all
         self._attendance = Attendance()
-        self._home = BlockingLink(session)
+        self._home = BlockingLink(session, tls)
         session.when_forked = self._let_go
         self._owners: dict[Session, BlockingLink] = {}
         self._to_dial: dict[Session, Address] = {}
@@ -399,7 +419,7 @@ class BlockingConnection:
     def _dial_owner(self) -> None:
         session, address = next(iter(self._to_dial.items()))
         del self._to_dial[session]
-        link = self._owners[session] = BlockingLink(session)
+        link = self._owners[session] = BlockingLink(session, self._tls)
         try:
             link.connect(address, min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S))
         except DanubeError as error:

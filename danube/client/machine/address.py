@@ -1,4 +1,4 @@
-"""The client's URL: ``danube://host:port[,host:port]``.
+"""The client's URL: ``danube://host:port[,host:port]``, or ``danube+tls://`` for TLS.
 
 Both shells also use its timeouts for sockets, and its errors with hints.
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from danube.errors import ConnectionFailed, DanubeError, InvalidArgument, ProtocolError
 from danube.limits import HANDSHAKE_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from danube.client.machine.tls import ClientTls
 
 PORT = 6660
 SCHEME = "danube://"
@@ -69,8 +72,12 @@ def greeting_s(silence_ns: int, connect_timeout_s: float) -> float:
     return min(HANDSHAKE_TIMEOUT_S, 2 * silence_ns / 1e9, connect_timeout_s)
 
 
-def refused(address: Address, error: OSError | TimeoutError | ValueError) -> ConnectionFailed:
+def refused(
+    address: Address, error: OSError | TimeoutError | ValueError, tls: ClientTls | None = None
+) -> ConnectionFailed:
     """Return the error of a failed connection to ``address``: the failure, its cause and a hint."""
+    if tls is not None and (found := tls.failed(address, error)) is not None:
+        return found
     if isinstance(error, ConnectionRefusedError):
         why, hint = "nothing listens there", "start a broker with `danube start`, or check host and port"
     elif isinstance(error, socket.gaierror):
@@ -98,14 +105,18 @@ def unread(descriptor: int, size: int) -> bytes:
         return b""
 
 
-def closed_early(address: Address, reason: DanubeError | None) -> DanubeError:
+def closed_early(address: Address, reason: DanubeError | None, tls: ClientTls | None = None) -> DanubeError:
     """The broker closed the connection before it greeted."""
     if reason is not None and not isinstance(reason, ConnectionFailed):
         return reason
+    why = reason.why if reason is not None else ""
+    hint = reason.hint if reason is not None else ""
+    if tls is not None and not hint:  # with TLS 1.3 a client's side is done before the broker has judged it
+        why, hint = tls.ended_early()
     return ConnectionFailed(
         f"the broker at {address} closed the connection before it greeted",
-        why=reason.why if reason is not None else "",
-        hint="is this Danube's native port, and is the broker not stopping?",
+        why=why,
+        hint=hint or "is this Danube's native port, and is the broker not stopping?",
         address=str(address),
     )
 

@@ -110,7 +110,9 @@ class Link(asyncio.Protocol):
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        return self._transport.get_extra_info("peercert") if self._transport is not None else None
+        """Certificate that the other side has shown in this connection, not in one that it resumes."""
+        secure = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        return secure.getpeercert() if secure is not None and not secure.session_reused else None
 
     def write(self, frame: bytes) -> None:
         """Hand over one packed frame; it is dropped when the connection has ended."""

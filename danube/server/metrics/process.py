@@ -21,11 +21,14 @@ from danube.config import exposure
 from danube.core.partition.pending import Measured, host_of
 from danube.errors import DanubeError
 from danube.host import clock, telemetry
+from danube.host.handshakes import Handshakes
+from danube.host.tls import TlsPort, TlsWatch
 from danube.ipc.counters import snapshot
 from danube.server.metrics import text as metrics_text
 from danube.server.metrics.gathering import Gathering, MeasuredLink
-from danube.server.metrics.server import MetricsServer
+from danube.server.metrics.server import CONNECTIONS_MAX, MetricsServer
 from danube.server.metrics.text import Observed, ObservedMember
+from danube.server.tls import tls_ports
 
 if TYPE_CHECKING:
     from danube.broker.processes.contexts import MetricsContext
@@ -43,15 +46,24 @@ def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
     with asyncio.Runner() as runner:
         name = partial(broker_id, context.settings.data_dir, clustered=config.cluster.enabled)
         insecure = any(exposure.open_doors(config))
-        runner.run(Metrics(context, config.metrics.topics_max, name, insecure=insecure).run())
+        port = tls_ports(config).get("metrics") if config.tls.cert_file else None
+        runner.run(Metrics(context, config.metrics.topics_max, name, port, insecure=insecure).run())
 
 
 class Metrics:
     """Parts and loop of the metrics process."""
 
     def __init__(
-        self, context: MetricsContext, topics_max: int, broker: Callable[[], int], *, insecure: bool = False
+        self,
+        context: MetricsContext,
+        topics_max: int,
+        broker: Callable[[], int],
+        tls: TlsPort | None = None,
+        *,
+        insecure: bool = False,
     ) -> None:
+        self._tls = tls
+        self._certificates = TlsWatch(tls.all if tls is not None else ())
         self._context = context
         self._broker = broker  # its id; a new member of a cluster has none at first
         self._insecure = insecure
@@ -72,9 +84,15 @@ class Metrics:
             self._stop.set()
         self._beat(loop)
         await loop.create_unix_server(lambda: MeasuredLink(self._gathering), sock=self._context.listener)
-        await loop.create_server(self._server.factory, sock=self._context.door)
+        handshakes = None
+        if self._tls is None:
+            await loop.create_server(self._server.factory, sock=self._context.door)
+        else:
+            handshakes = Handshakes(self._context.door, self._tls, self._server.factory, most=CONNECTIONS_MAX)
         _log.info("metrics are served")
         await self._stop.wait()
+        if handshakes is not None:
+            handshakes.close()
         self._server.close()
         for link in list(self._gathering.links):
             link.close()
@@ -82,6 +100,8 @@ class Metrics:
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         self._context.heartbeat()
+        if self._context.settings.reloads is not None:
+            self._certificates.look(self._context.settings.reloads.count)
         loop.call_later(HEARTBEAT_S, self._beat, loop)
 
     async def page(self) -> bytes:
@@ -123,5 +143,6 @@ class Metrics:
             mover_starts=mover.start_count if mover is not None else 0,
             store_answers=mover is not None and mover.store_answers,
             upload_share=mover.upload_share if mover is not None else 0.0,
+            tls_failed=self._certificates.failed,
             member=member,
         )

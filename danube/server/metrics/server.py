@@ -139,7 +139,7 @@ class MetricsConnection(asyncio.Protocol):
             return
         self._sent = True
         self._transport.write(answer_head(status, len(body), fields) + (body if shown else b""))
-        if self._ended:
+        if self._ended or not self._transport.can_write_eof():  # TLS ends both sides, after the answer
             self._transport.close()
         else:
             self._transport.write_eof()

@@ -53,6 +53,10 @@ _COUNTED: Final[tuple[tuple[Counter, str, Kind, str], ...]] = (
         Counter.SCHEMA_REJECTED, "schema_rejected_total", "counter",
         "Records that were refused because they break their topic's schema.",
     ),
+    (
+        Counter.TLS_HANDSHAKES_FAILED, "tls_handshakes_failed_total", "counter",
+        "TLS handshakes of clients that failed or took too long.",
+    ),
 )  # fmt: skip
 COUNTED: Final[dict[Counter, Family]] = {
     counter: Family(f"danube_broker_{name}", kind, (), says) for counter, name, kind, says in _COUNTED
@@ -75,6 +79,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "1 if the worker answered in time, 0 if it did not or is replaced.",
     ),
     Family("danube_worker_restarts_total", "counter", WORKER, "How often the worker was replaced."),
+    Family(
+        "danube_tls_reload_failed", "gauge", (),
+        "1 while changed certificate files cannot be used and the former ones stay, else 0.",
+    ),
     Family("danube_storage_tiered", "gauge", (), "1 with an object store, 0 without one."),
     Family(
         "danube_storage_pending_bytes", "gauge", TOPIC,

@@ -40,6 +40,7 @@ class Observed:
     mover_starts: int
     store_answers: bool
     upload_share: float
+    tls_failed: bool = False  # certificates of the metrics process cannot be loaded again
     member: ObservedMember | None = None  # where the broker is part of a cluster
 
 
@@ -101,6 +102,8 @@ def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
         "danube_worker_up": [((str(index),), float(index in observed.answered)) for index, _ in workers],
         "danube_worker_restarts_total": [((str(index),), one["restarts"]) for index, one in workers],
     }
+    failed = observed.tls_failed or any(one["tls_reload_failed"] for one in observed.counters)
+    found["danube_tls_reload_failed"] = _one(failed)
     for counter, family in table.COUNTED.items():
         found[family.name] = _one(sum(one[counter.name.lower()] for one in observed.counters))
     if observed.measured.topic_count is not None:

@@ -156,8 +156,8 @@ def test_what_differs_between_the_files_is_taken(tmp_path: Path, name: str) -> N
 def test_access_control_is_not_left_out_in_silence(tmp_path: Path) -> None:
     found = problems(tmp_path, FILES["secure"])
     assert found.count("\n") == 0 and found.startswith("auth.mode 'tls' cannot be had here")
-    assert "grpc.cert_file" in found and "auth.tls" in found
-    assert taken(tmp_path, file_of(auth=SECURE | {"mode": "none"})).grpc.cert_file == "", "as there"
+    assert "tls.cert_file" in found and "auth.tls" in found
+    assert taken(tmp_path, file_of(auth=SECURE | {"mode": "none"})).tls.cert_file == "", "as there"
 
 
 def test_the_write_buffer_is_named_with_what_there_is_instead(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_worker_collects_rarely(thresholds: None, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(app, "_serve", serve)
     monkeypatch.setattr(telemetry, "configure", lambda *_, **__: None)
-    app.run_worker(_Anything(), _Anything(), {})  # type: ignore[arg-type]
+    app.run_worker(_Anything(), _Anything())  # type: ignore[arg-type]
     assert served == [allocator.COLLECT_EVERY]
 
 

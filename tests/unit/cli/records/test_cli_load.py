@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_is_told_before_locust_starts(line: Line, words: li
         (["--drain-timeout", "1"], "a duration such as"),
         (["-t", "/bad name/x"], "/namespace/name"),
         (["-t", "/default/x-part-3"], "ends like a partition"),
-        (["-s", "https://x:1"], "TLS is not in this release"),
+        (["-s", "ftp://x:1"], "danube+tls://host:port"),
         (["--master", "--worker"], "not both"),
         (["--master", "--processes", "2"], "leave --master out"),
         (["--expect-workers", "2"], "goes with --master"),

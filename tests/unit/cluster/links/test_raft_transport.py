@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -722,6 +723,41 @@ def test_half_done_tls_handshakes_are_given_up(authority: Authority) -> None:
         async with started(one):
             assert await raw_exchange(one.address, b"\x16\x03\x01\x02\x00\x01") == b""
             await until(lambda: one.refused("no_tls") == 1, "counted")
+
+    run(test)
+
+
+def test_an_authority_is_exchanged_while_members_are_connected(
+    authority: Authority, foreign: Authority, tmp_path: Path
+) -> None:
+    """A connection that exists goes on; who dials with the former authority is refused."""
+
+    async def test() -> None:
+        former, new = authority.sign("former", "IP:127.0.0.1"), foreign.sign("new", "IP:127.0.0.1")
+        files = TlsFiles(*(str(tmp_path / name) for name in ("cert", "key", "ca")))
+        for source, place in zip(former, files, strict=False):
+            if source:
+                shutil.copy(source, place)
+        one, two = Node("1", tls=contexts(former)), Node("2", tls=(served := contexts(files)))
+        three = Node("3", tls=contexts(new))
+        async with started(one, two, three):
+            one.transport.set_members({"2": two.address})
+            two.transport.set_members({"1": one.address, "3": three.address})
+            await until(lambda: one.transport.connected("2"), "connected")
+            for source, place in zip(new, files, strict=False):
+                if source:
+                    shutil.copy(source, place)
+            for one_of_both in served.all:
+                one_of_both.look(at_once=True)
+                assert not one_of_both.failed
+            one.transport.send("2", b"by the former connection")
+            await until(lambda: len(two.messages) == 1, "it goes on")
+            three.transport.set_members({"2": two.address})
+            three.transport.send("2", b"by the new authority")
+            await until(lambda: len(two.messages) == 2, "accepted")
+            one.transport._lanes["2", Lane.RAFT].renew()
+            await until(lambda: one.transport._lanes["2", Lane.RAFT]._retry_s > RETRY_FIRST_S, "refused")
+            assert not one.transport.connected("2")
 
     run(test)
 

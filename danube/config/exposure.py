@@ -28,11 +28,11 @@ def loopback(host: str) -> bool:
 
 def open_doors(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and a sentence of each address that others reach without being asked anything."""
-    if not loopback(config.server.host):
+    if not loopback(config.server.host) and config.tls.client_certificates != "required":
+        lacking = "authentication" if config.tls.cert_file else "encryption or authentication"
         yield (
             "server.host",
-            f"listening on {config.server.host} without encryption or authentication:"
-            " anyone who reaches it may read and write",
+            f"listening on {config.server.host} without {lacking}: anyone who reaches it may read and write",
         )
     cluster = config.cluster
     host = cluster.raft_addr.rpartition(":")[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from danube.config.exposure import open_doors
 from danube.config.loading import load
 from danube.errors import ConfigInvalid
 from danube.server.tls import tls_ports
@@ -32,6 +33,16 @@ def test_what_cannot_hold_together(given: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         load(None, {"HOME": "/tmp"}, given)
     assert any(what in problem.what for problem in caught.value.facts["problems"])
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [("off", ["without authentication"]), ("optional", ["without authentication"]), ("required", [])],
+)
+def test_a_port_that_asks_for_certificates_is_not_open(clients: str, said: list[str]) -> None:
+    given = {**PAIR, "tls.ca_file": "a", "tls.client_certificates": clients, "server.host": "10.0.0.1"}
+    found = [sentence for _, sentence in open_doors(load(None, {"HOME": "/tmp"}, given).config)]
+    assert len(found) == len(said) and all(one in found[0] for one in said)
 
 
 def test_which_port_gets_which_certificate(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def somewhere_in(namespace: str) -> Resource:
 
 def topic_resource(name: str) -> Resource:
     """The topic of a logical or physical name; that of a partition is its topic."""
-    return Resource("topic", split_partition_name(name)[0])
+    return Resource("topic", split_partition_name(name)[0] if "-part-" in name else name)
 
 
 def subject_resource(subject: str) -> Resource:
@@ -163,7 +163,7 @@ class Authority:
         self._super_admins = super_admins
         self._version = -1
         self._held: dict[Principal, _Holdings] = {}
-        self._decisions: dict[tuple[Principal, str, Resource], Decision] = {}
+        self._decisions: dict[tuple[Identity, str, Resource], Decision] = {}
 
     @property
     def version(self) -> int:
@@ -174,11 +174,8 @@ class Authority:
         """Whether the identity has the permission on the resource, and why."""
         if not self.enforced:
             return _UNGUARDED
-        credentials = self._catch_up().credentials
-        named = credentials or identity.key_id or identity.token_id
-        if named and (why := credentials.revoked(identity)):
-            return Decision(False, why, authenticated=False)
-        key = (identity.principal, permission, resource)
+        self._catch_up()
+        key = (identity, permission, resource)
         found = self._decisions.get(key)
         if found is None:
             if len(self._decisions) >= DECISIONS_KEPT_MAX:
@@ -243,13 +240,12 @@ class Authority:
 
     # -- what is kept -----------------------------------------------------------------------------
 
-    def _catch_up(self) -> Access:
-        access = self._access()
-        if access.version != self._version:
-            self._version = access.version
+    def _catch_up(self) -> None:
+        version = self._access().version
+        if version != self._version:
+            self._version = version
             self._held.clear()
             self._decisions.clear()
-        return access
 
     def _holdings(self, principal: Principal) -> _Holdings:
         found = self._held.get(principal)
@@ -259,7 +255,10 @@ class Authority:
             found = self._held[principal] = _Holdings(self._access(), principal)
         return found
 
-    def _judge(self, principal: Principal, permission: str, resource: Resource) -> Decision:
+    def _judge(self, identity: Identity, permission: str, resource: Resource) -> Decision:
+        principal = identity.principal
+        if why := self._access().credentials.revoked(identity):
+            return Decision(False, why, authenticated=False)
         if principal.kind == "broker_internal":
             return _BROKER
         if principal.kind not in GIVEN_KINDS:

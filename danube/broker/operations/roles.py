@@ -10,6 +10,8 @@ from danube.broker.operations.arguments import Args, filled, listed, text
 from danube.broker.operations.context import proposing
 from danube.core.metadata.commands import Binding, DeleteBinding, DeleteRole, PutBinding, PutRole, Role
 from danube.core.metadata.roles import resource_in
+from danube.core.security.principals import BOUND_KINDS
+from danube.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from danube.broker.operations.context import Answer, Operation, Operations
@@ -38,6 +40,10 @@ def _place(binding: Binding) -> str:
 
 def _put_binding(operations: Operations, args: Args, answer: Answer) -> None:
     resource = resource_in(text(args, "scope"), text(args, "resource_name", ""))
+    if (kind := text(args, "principal_type")) not in BOUND_KINDS:
+        raise InvalidArgument(
+            f"principal_type {kind[:40]!r} is not known", hint=f"use {', '.join(BOUND_KINDS)}"
+        )
     operations.propose(PutBinding(binding=filled(args, Binding, resource_name=resource)), answer)
 
 

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from danube.errors import InvalidArgument
 from danube.ids import check_label
 
-KINDS: Final = ("user", "service_account", "broker_internal", "anonymous")
-# Kinds that a credential may name; the others are the broker's own and the absence of any.
+# Kinds that a credential may name; besides there are broker_internal, and anonymous for who shows none.
 GIVEN_KINDS: Final = ("user", "service_account")
+BOUND_KINDS: Final = (*GIVEN_KINDS, "broker_internal")  # that a binding may name
 
 
 class Principal(NamedTuple):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from danube.core.metadata.commands import Binding
 from danube.core.metadata.roles import resource_in
-from danube.errors import InvalidArgument, NotFound
+from danube.errors import NotFound
 from danube.ids import check_label, check_namespace
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.calls import BrokerCalls, Call
 from danube.server.services.naming import current, required, required_message
-
-PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
 
 
 class SecurityAdmin:
@@ -50,11 +46,6 @@ class SecurityAdmin:
         binding = required_message(request, "binding")
         _check_word(binding.id, "binding id")
         _check_word(binding.principal_name, "principal_name")
-        if binding.principal_type not in PRINCIPAL_TYPES:
-            raise InvalidArgument(
-                f"principal_type {binding.principal_type[:40]!r} is not known",
-                hint=f"use {', '.join(PRINCIPAL_TYPES)}",
-            )
         resource = _resource_of(binding.scope, binding.resource_name)
         access = current(self._broker).access
         missing = [one for one in binding.role_names if access.find_role(one) is None]

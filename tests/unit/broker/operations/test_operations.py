@@ -147,6 +147,7 @@ def test_roles_and_bindings_are_kept(bench: Asked) -> None:
     assert bench.refused("put_role", name="r", permissions=["Fly"]) is InvalidArgument
     assert bench.refused("put_role", name="r", permissions="Produce") is InvalidArgument
     assert bench.refused("put_binding", **{**put, "scope": "moon"}) is InvalidArgument
+    assert bench.refused("put_binding", **{**put, "principal_type": "usr"}) is InvalidArgument
     bench.ask("put_role", name="root", permissions=[], system=True)
     assert bench.refused("delete_role", name="root") is WrongState
 

@@ -75,6 +75,8 @@ API_KEYS_MAX = 10_000
 REVOCATIONS_MAX = 10_000
 DECISIONS_KEPT_MAX = 100_000  # of one worker, until a role or binding changes
 PRINCIPALS_KEPT_MAX = 10_000  # the same
+TENANTS_MAX = 1_000
+NAMESPACES_PER_TENANT_MAX = 1_000  # as many as fit a command
 
 # Bounds of the cluster's part of the metadata
 METADATA_KEYS_MAX = 100_000

@@ -1,7 +1,7 @@
 """The commands and snapshots of the metadata that the golden vectors pin.
 
 ``topics`` is a machine of the first snapshot format, ``parts`` of the second, ``cluster`` of the third and
-``credentials`` of the fourth; each is made by commands, whose stored bytes are pinned with it.
+``credentials`` and ``quotas`` of the fourth; each is made by commands, whose stored bytes are pinned with it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,19 @@ from danube.core.metadata.commands import (
     CreateTopic,
     DeleteApiKey,
     DeleteRevocation,
+    DeleteTenant,
     DeleteTopic,
     KnowConsumer,
     KnownConsumer,
     PutApiKey,
     PutBinding,
     PutRole,
+    PutTenant,
     RegisterSchema,
     Revocation,
     Revoke,
     Role,
+    SetNamespacePolicy,
     SetSubscriptionSettings,
     SubscriptionSettings,
     TopicSchema,
@@ -57,6 +60,7 @@ from danube.core.metadata.commands import (
     join_commands,
 )
 from danube.core.metadata.machine import Metadata
+from danube.core.metadata.policies import NamespacePolicy, Tenant
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 
 FOLDER = Path(__file__).resolve().parent / "metadata"
@@ -137,8 +141,18 @@ CREDENTIALS: list[Command] = [
     DeleteRevocation(revoked="credential", value="00" * 16),
     CreateNamespace(namespace="later"),
 ]
+QUOTAS: list[Command] = [
+    *PARTS,
+    SetNamespacePolicy(namespace="team", policy=NamespacePolicy(max_topics=4, durability_min="fsync")),
+    SetNamespacePolicy(namespace="system", policy=NamespacePolicy(auto_create=False)),
+    SetNamespacePolicy(namespace="system", policy=NamespacePolicy()),
+    PutTenant(tenant=Tenant("gone", ("system",))),
+    DeleteTenant(name="gone"),
+    PutTenant(tenant=Tenant("acme", ("later", "team"), NamespacePolicy(max_partitions=9))),
+]
 CASES: dict[str, list[Command]] = {
     "topics": TOPICS, "parts": PARTS, "cluster": CLUSTER, "reserved": RESERVED, "credentials": CREDENTIALS,
+    "quotas": QUOTAS,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tests.golden.metadata_cases import CASES, FOLDER, describe, vectors
 NAMES = sorted(path.name for path in FOLDER.iterdir() if path.suffix != ".json")
 MAGICS = {
     "topics": b"DNM1", "parts": b"DNM2", "cluster": b"DNM3", "reserved": b"DNM3", "credentials": b"DNM4",
+    "quotas": b"DNM4",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from danube.core.cluster.commands import (
     CompareAndSet,
     PutKey,
 )
+from danube.core.metadata.policies import NamespacePolicy, Tenant
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import DanubeError, InvalidArgument, InvalidName, LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
@@ -262,13 +263,31 @@ class DeleteRevocation(msgspec.Struct, frozen=True, kw_only=True, tag="delete_re
     value: str
 
 
+class SetNamespacePolicy(
+    msgspec.Struct, frozen=True, kw_only=True, tag="set_namespace_policy", tag_field="kind"
+):
+    namespace: str
+    policy: NamespacePolicy
+
+
+class PutTenant(msgspec.Struct, frozen=True, kw_only=True, tag="put_tenant", tag_field="kind"):
+    tenant: Tenant
+
+
+class DeleteTenant(msgspec.Struct, frozen=True, kw_only=True, tag="delete_tenant", tag_field="kind"):
+    """Forget a tenant; its namespaces and their policies stay."""
+
+    name: str
+
+
 TopicEdit = UpdatePolicy | AddPartitions | ConfigureTopicSchema | SetSubscriptionSettings | ForgetSubscription
 TopicCommand = CreateTopic | DeleteTopic | TopicEdit
 NamespaceCommand = CreateNamespace | DeleteNamespace
 SchemaCommand = RegisterSchema | DeleteSchemaVersion | DeleteSubject | SetCompatibility
 CredentialCommand = PutApiKey | DeleteApiKey | Revoke | DeleteRevocation
 AccessCommand = PutRole | DeleteRole | PutBinding | DeleteBinding | CredentialCommand
-OtherCommand = NamespaceCommand | SchemaCommand | AccessCommand | KnowConsumer
+QuotaCommand = SetNamespacePolicy | PutTenant | DeleteTenant
+OtherCommand = NamespaceCommand | SchemaCommand | AccessCommand | QuotaCommand | KnowConsumer
 Command = TopicCommand | OtherCommand | AnyClusterCommand
 
 
@@ -320,8 +339,14 @@ class NamespaceDeleted(msgspec.Struct, frozen=True):
     namespace: str
 
 
+class QuotasChanged(msgspec.Struct, frozen=True):
+    """Other limits hold for the topics of these namespaces."""
+
+    namespaces: tuple[str, ...]
+
+
 TopicChange = TopicCreated | TopicDeleted | TopicUpdated
-Change = TopicChange | NamespaceCreated | NamespaceDeleted | ClusterChange
+Change = TopicChange | NamespaceCreated | NamespaceDeleted | QuotasChanged | ClusterChange
 
 # Result for the proposer: the record that its command made, changed or found; or why nothing was done.
 Outcome = TopicRecord | ClusterRecord | DanubeError | None

@@ -12,7 +12,8 @@ and system are always there;  a namespace is deleted only when it is empty.
 
 Parts with rules of their own: schemas (:mod:`danube.core.metadata.schemas`), roles and bindings
 (:mod:`danube.core.metadata.roles`), consumers that clients know by a number
-(:mod:`danube.core.metadata.known_consumers`), and what only a cluster has (:mod:`danube.core.cluster.state`).
+(:mod:`danube.core.metadata.known_consumers`), policies of namespaces and tenants
+(:mod:`danube.core.metadata.quotas`), and what only a cluster has (:mod:`danube.core.cluster.state`).
 The parts of a topic (its schema, its subscriptions' settings, its known consumers, the ownership of its
 partitions) are deleted with it.  Bytes: :mod:`danube.core.metadata.snapshot`.
 """
@@ -44,7 +45,11 @@ from danube.core.metadata.commands import (
     NamespaceCommand,
     NamespaceCreated,
     NamespaceDeleted,
+    QuotaCommand,
+    QuotasChanged,
+    RegisterSchema,
     SchemaCommand,
+    SetNamespacePolicy,
     SetSubscriptionSettings,
     TopicCommand,
     TopicCreated,
@@ -55,6 +60,8 @@ from danube.core.metadata.commands import (
     UpdatePolicy,
 )
 from danube.core.metadata.known_consumers import KnownConsumers
+from danube.core.metadata.policies import check_schema, check_topic_policy
+from danube.core.metadata.quotas import Quotas, namespace_of
 from danube.core.metadata.roles import Access
 from danube.core.metadata.schemas import Registry
 from danube.core.metadata.topic_settings import check_edit, edited
@@ -83,7 +90,7 @@ class Metadata:
     """The agreed state of one broker or cluster.  ``version`` is the index of the last applied command."""
 
     __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "cluster", "consumers",
-                 "next_topic_id", "registry", "settings_count", "version")  # fmt: skip
+                 "next_topic_id", "quotas", "registry", "settings_count", "version")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0
@@ -95,6 +102,7 @@ class Metadata:
         self.registry = Registry()
         self.access = Access()
         self.consumers = KnownConsumers()
+        self.quotas = Quotas()
         self.cluster = ClusterState()
 
     # Lookup
@@ -190,7 +198,13 @@ class Metadata:
         if isinstance(command, ClusterCommand):
             return self.cluster.check(command, self._partitions_with_id)
         if isinstance(command, SchemaCommand):
-            return self.registry.check(command)
+            needed = self.registry.check(command)
+            if needed and self.quotas and isinstance(command, RegisterSchema):
+                self._check_quota_of_subject(command.subject)
+            return needed
+        if isinstance(command, QuotaCommand):
+            self._refuse_unknown_namespace(command)
+            return self.quotas.check(command)
         if isinstance(command, AccessCommand):
             return self.access.check(command)
         if isinstance(command, KnowConsumer):
@@ -206,7 +220,10 @@ class Metadata:
                 return True
         check_edit(self.topic(command.topic), command, self.settings_count, self._partition_count)
         self._refuse(command)
-        return not self._unneeded(command)
+        needed = not self._unneeded(command)
+        if needed and self.quotas:
+            self._check_quotas_of_edit(command)
+        return needed
 
     def _check_create_topic(self, command: CreateTopic) -> bool:
         check_topic_name(command.topic)
@@ -225,7 +242,48 @@ class Metadata:
         if self._partition_count + max(1, command.partitions) > TOPICS_MAX:
             hint = "delete topics that are not used"
             raise no_room("topics", TOPICS_MAX, of="partitions of all topics", hint=hint)
+        if self.quotas:
+            self._check_quotas_of_topic(command)
         return True
+
+    # Quotas: only for the proposer, and only where there are any
+
+    def _check_quotas_of_topic(self, command: CreateTopic) -> None:
+        namespace = namespace_of(command.topic)
+        limits = self.quotas.effective(namespace)
+        if limits is not None:
+            check_topic_policy(command.topic, command.policy, limits)
+        self.quotas.check_room("max_topics", namespace, 1, self.topics_in)
+        more = max(1, command.partitions)
+        self.quotas.check_room("max_partitions", namespace, more, self.partitions_in)
+
+    def _check_quotas_of_edit(self, command: TopicEdit) -> None:
+        record = self.topic(command.topic)
+        namespace = namespace_of(record.topic)
+        limits = self.quotas.effective(namespace)
+        if isinstance(command, AddPartitions):
+            more = command.partitions - record.partitions
+            self.quotas.check_room("max_partitions", namespace, more, self.partitions_in)
+        elif isinstance(command, UpdatePolicy) and limits is not None:
+            check_topic_policy(record.topic, command.policy, limits)
+        elif isinstance(command, ConfigureTopicSchema) and limits is not None:
+            check_schema(record.topic, command.schema is not None, limits)
+
+    def _check_quota_of_subject(self, subject: str) -> None:
+        if self.registry.find(subject) is None and (namespace := namespace_of(subject)):
+            self.quotas.check_room("max_subjects", namespace, 1, self.subjects_in)
+
+    def topics_in(self, namespace: str) -> int:
+        """How many topics a namespace has; none where it does not exist."""
+        return len(self._namespaces.get(namespace, ()))
+
+    def partitions_in(self, namespace: str) -> int:
+        """How many partitions its topics have together."""
+        return sum(record.partition_count for record in self._namespaces.get(namespace, {}).values())
+
+    def subjects_in(self, namespace: str) -> int:
+        """How many schema subjects are named after it."""
+        return sum(namespace_of(one.subject) == namespace for one in self.registry.subjects())
 
     def _same(self, existing: TopicRecord, command: CreateTopic) -> bool:
         """Whether ``existing`` equals the topic that ``command`` ensures.
@@ -274,6 +332,11 @@ class Metadata:
                     raise Conflict(f"namespace {command.namespace!r} exists")
             case DeleteNamespace():
                 self._refuse_delete_namespace(command.namespace)
+
+    def _refuse_unknown_namespace(self, command: QuotaCommand) -> None:
+        """Raise NotFound for the policy of a namespace that is not there; a tenant may make its own later."""
+        if isinstance(command, SetNamespacePolicy):
+            self._topics_of(command.namespace)
 
     def _refuse_unplaced(self, command: KnowConsumer) -> None:
         """Raise TopicNotFound if the consumer's topic or partition is not there (any more)."""
@@ -333,6 +396,10 @@ class Metadata:
         if isinstance(command, AccessCommand):
             self.access.apply(index, command)
             return []
+        if isinstance(command, QuotaCommand):
+            self._refuse_unknown_namespace(command)
+            changed = self.quotas.apply(command)
+            return [QuotasChanged(tuple(changed))] if changed else []
         if isinstance(command, KnowConsumer):
             self._refuse_unplaced(command)
             self.consumers.apply(command)
@@ -359,6 +426,7 @@ class Metadata:
                 return NamespaceCreated(command.namespace)
             case DeleteNamespace():
                 del self._namespaces[command.namespace]
+                self.quotas.forget(command.namespace)
                 return NamespaceDeleted(command.namespace)
         former = self.topic(command.topic)
         if isinstance(command, ForgetSubscription):
@@ -429,6 +497,7 @@ class Metadata:
         other.settings_count = self.settings_count
         other.registry, other.access = self.registry.copy(), self.access.copy()
         other.consumers = self.consumers.copy()
+        other.quotas = self.quotas.copy()
         if self.cluster.used:
             other.cluster = self.cluster.copy()
         return other
@@ -439,6 +508,8 @@ class Metadata:
         changes.extend(NamespaceDeleted(name) for name in earlier._namespaces if name not in self._namespaces)
         changes.extend(NamespaceCreated(name) for name in self._namespaces if name not in earlier._namespaces)
         changes += metadata_changes.topic_additions(earlier._by_id, self._by_id)
+        if limited := self.quotas.changes_since(earlier.quotas):
+            changes.append(QuotasChanged(tuple(limited)))
         changes += metadata_changes.cluster_changes(earlier.cluster, self.cluster, self.version)
         return changes
 
@@ -447,7 +518,7 @@ class Metadata:
         topics = [self._by_id[topic_id] for topic_id in sorted(self._by_id)]
         return metadata_snapshot.encode(
             self.version, self.next_topic_id, sorted(self._namespaces), topics, self.registry, self.consumers,
-            self.access, self.cluster if self.cluster.used else None,
+            self.access, self.quotas, self.cluster if self.cluster.used else None,
         )  # fmt: skip
 
     @classmethod
@@ -461,6 +532,7 @@ class Metadata:
         machine.access.load(stored.access_version or stored.index, stored.roles, stored.bindings)
         machine.access.credentials.load(stored.api_keys, stored.revocations)
         machine.consumers.load(stored.known)
+        machine.quotas.load(stored.policies_of_namespaces, stored.tenants)
         machine.cluster = metadata_snapshot.cluster_of(stored)
         schemas, settings = dict(stored.schemas), dict(stored.settings)
         for topic, topic_id, partitions, policy, created_us in stored.topics:

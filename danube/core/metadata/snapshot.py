@@ -5,8 +5,8 @@ the format version.  ``DNM1`` ends after the topics.  A machine with nothing els
 ``DNM1``, so earlier versions can read it.  ``DNM2`` adds the topics' records and the other parts of the
 machine.  ``DNM3`` adds the cluster's part, and is written only if there is any.  ``DNM4`` adds API keys and
 revocations, and is written only if there are any: an earlier version refuses it, where it would otherwise let
-revoked credentials in.  Fields may only be added at the end, each with a default.  See
-docs/formats/metadata.md.
+revoked credentials in.  The same holds for policies of namespaces and tenants, which it would not obey.
+Fields may only be added at the end, each with a default.  See docs/formats/metadata.md.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from danube.core.metadata.commands import (
     in_full,
 )
 from danube.core.metadata.known_consumers import KnownConsumers
+from danube.core.metadata.policies import NamespacePolicy, Tenant
+from danube.core.metadata.quotas import Quotas
 from danube.core.metadata.roles import Access
 from danube.core.metadata.schemas import Registry, Subject
 from danube.core.partition.policy import TopicPolicy
@@ -69,9 +71,11 @@ class Stored(msgspec.Struct, array_like=True):
     brokers: list[BrokerRecord] = []  # by id
     owners: list[Ownership] = []  # by topic id and partition
     reservations: list[Reservation] = []  # the same; DNM3 leaves it out where there are none
-    access_version: int = 0  # of DNM4, as are those that follow
+    access_version: int = 0  # 0 without credentials; of DNM4, as are those that follow
     api_keys: list[ApiKey] = []  # by id
     revocations: list[Revocation] = []  # by kind and value
+    policies_of_namespaces: list[tuple[str, NamespacePolicy]] = []  # by name
+    tenants: list[Tenant] = []  # by name; both are left out where there are none
 
 
 _LATER: Final = {
@@ -84,7 +88,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Stored)
 
 def encode(
     version: int, next_topic_id: int, namespaces: list[str], topics: list[TopicRecord], registry: Registry,
-    consumers: KnownConsumers, access: Access, cluster: ClusterState | None,
+    consumers: KnownConsumers, access: Access, quotas: Quotas, cluster: ClusterState | None,
 ) -> bytes:  # fmt: skip
     """The bytes of a machine with these parts (topics by id, a cluster's where it is used); equal machines
     give equal bytes."""
@@ -111,10 +115,13 @@ def encode(
         in_full(access.bindings()),
     ]  # fmt: skip
     magic = _MAGIC_TOPICS
-    if access.credentials:
+    if access.credentials or quotas:
         magic, known = _MAGIC_CREDENTIALS, access.credentials
         fields += more + _of_cluster(cluster or ClusterState(), whole=True)
-        fields += [access.version, in_full(known.api_keys()), in_full(known.revocations())]
+        access_version = access.version if known else 0  # one that DNM2 forgets is not told here either
+        fields += [access_version, in_full(known.api_keys()), in_full(known.revocations())]
+        if quotas:
+            fields += [in_full(quotas.policies()), in_full(quotas.tenants())]
     elif cluster is not None:
         magic, fields = _MAGIC, fields + more + _of_cluster(cluster)
     elif registry.next_schema_id != 1 or any(part for part in more if part != 1):

@@ -1,0 +1,80 @@
+"""Publish rate of a partition: so many records and bytes a second, with up to a second saved.
+
+A batch is never split, so it may take more than is saved: that is a debt, which passes with time.  With less
+than a second of debt batches are still taken, and each is answered when it is paid, after a second at most.
+With more, batches are refused.  So clients with a bounded window publish at the rate without a refusal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from danube.errors import QuotaExceeded
+
+QUOTAS: Final = ("max_publish_rate_per_topic", "max_publish_bytes_per_topic")
+SECOND_NS: Final = 1_000_000_000
+DEBT_NS_MAX: Final = SECOND_NS
+ANSWER_NS_MAX: Final = SECOND_NS
+SAVED_NS_MAX: Final = SECOND_NS
+
+
+class PublishRate:
+    """``records`` and ``size_bytes``: allowed in a second; 0: no limit of that kind."""
+
+    __slots__ = ("_due", "_paid_ns", "_per_second", "refusal")
+
+    def __init__(self, records: int, size_bytes: int) -> None:
+        self._per_second = (records, size_bytes)
+        self._paid_ns = [0, 0]  # when all is paid that was taken, by kind
+        self.refusal: QuotaExceeded | None = None  # why nothing is taken at all: the stored bytes are enough
+        self._due: deque[tuple[int, int]] = deque()  # end offset, when it is answered; both ascend
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        return self._per_second
+
+    def set(self, records: int, size_bytes: int) -> None:
+        """Change the rates; what is owed is owed at the old rate."""
+        self._per_second = (records, size_bytes)
+
+    def check(self, partition: str, now_ns: int) -> None:
+        """Raise QuotaExceeded if a batch may not be taken now."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)  # one error object serves every refusal
+        debt_ns = max(self._paid_ns) - now_ns
+        if debt_ns >= DEBT_NS_MAX:
+            kind = self._paid_ns.index(max(self._paid_ns))
+            limit, quota = self._per_second[kind], QUOTAS[kind]
+            retry_after_ms = debt_ns // 1_000_000 + 1
+            raise QuotaExceeded(
+                f"{partition} gets more than it may",
+                why=f"its share of {quota} is {limit} a second",
+                hint=f"send again in {retry_after_ms} ms",
+                limit=limit, quota=quota, retry_after_ms=retry_after_ms,
+            )  # fmt: skip
+
+    def take(self, records: int, size_bytes: int, end_offset: int, now_ns: int) -> int:
+        """Take a batch that ends at ``end_offset``; return when it is answered, 0 for at once."""
+        for kind, amount in enumerate((records, size_bytes)):
+            limit = self._per_second[kind]
+            if limit:
+                begin_ns = max(self._paid_ns[kind], now_ns - SAVED_NS_MAX)
+                self._paid_ns[kind] = begin_ns + amount * SECOND_NS // limit
+        due_ns = min(max(self._paid_ns), now_ns + ANSWER_NS_MAX)
+        if due_ns <= now_ns and not self._due:
+            return 0
+        self._due.append((end_offset, due_ns))
+        return due_ns
+
+    def answered_end(self, end: int, now_ns: int) -> int:
+        """The end of the batches that may be answered now, of those that are stored up to ``end``."""
+        due = self._due
+        while due and due[0][1] <= now_ns:
+            due.popleft()
+        return min(end, due[0][0] - 1) if due else end
+
+    @property
+    def holds(self) -> bool:
+        """Whether answers wait that were not due when they were last asked for."""
+        return bool(self._due)

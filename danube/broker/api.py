@@ -33,6 +33,7 @@ class Session(ABC):
         self.opening: dict[int, object] = {}  # handle -> the request that opens it, until that is answered
         self.closed = False
         self.writable = True
+        self.rest_ns = 0  # its publishes are ahead of their limit until then; 0: they are not
 
     @abstractmethod
     def send(self, *parts: bytes | memoryview) -> None:

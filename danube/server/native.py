@@ -155,6 +155,16 @@ class NativeServer:
         """Let a connection that had its share of this turn go on in the next."""
         self._resting[connection] = None
 
+    def rest_until(self, connection: NativeConnection, until_ns: int) -> None:
+        """Let a connection go on when its publishes are within their limit again."""
+        delay_s = (until_ns - clock.monotonic_ns()) / 1e9
+        asyncio.get_running_loop().call_later(max(0.0, delay_s), self._rested, connection)
+
+    def _rested(self, connection: NativeConnection) -> None:
+        if not connection.closed:
+            self.waiting[connection] = None
+            self.turns.schedule_turn()
+
     def session(self, connection_id: int) -> RoutedSession | None:
         """The connection that frames from an owner elsewhere are for."""
         return self.connections.get(connection_id)
@@ -370,6 +380,11 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                 elif not router.route(self, frame, view):
                     self._stop_at(buffer, frame.start - wire.FRAME_HEADER_BYTES)
                     server.block(self)
+                    return False
+                if self.rest_ns:
+                    self._stop_at(buffer, self._decoder.position)
+                    server.rest_until(self, self.rest_ns)
+                    self.rest_ns = 0
                     return False
                 taken += 1
                 if taken % FRAMES_AT_ONCE == 0 and clock.monotonic_ns() >= end_ns:

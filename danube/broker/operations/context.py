@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.operations.arguments import Args, filled
 from danube.cluster.control.cluster_log import ClusterLog
+from danube.core.metadata.policies import fitting
+from danube.core.metadata.quotas import check_auto_create, namespace_of
 from danube.core.security.authority import EVERYBODY
 from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import DanubeError
@@ -108,6 +110,16 @@ class Operations:
     def topic(self, name: str) -> TopicRecord:
         """Like find_topic; raises TopicNotFound, with suggestions, where there is none."""
         return self.find_topic(name) or self.state.topic(name)
+
+    def policy_of_new(self, topic: str) -> TopicPolicy:
+        """The policy of a new topic that names none: the default one, as its namespace allows."""
+        limits = self.state.quotas.effective(namespace_of(topic))
+        return self.default_policy if limits is None else fitting(self.default_policy, limits)
+
+    def policy_of_used(self, topic: str) -> TopicPolicy:
+        """Return the policy of one that is made by being used; raises TopicNotFound where that makes none."""
+        check_auto_create(self.state, topic)
+        return self.policy_of_new(topic)
 
     def propose(
         self, command: Command, answer: Answer, view: Callable[[Any], Any] = lambda made: None

@@ -116,10 +116,11 @@ def _create_topic(operations: Operations, args: Args, answer: Answer) -> None:
     reliable, durability = _mode_asked(asked)
     if not isinstance(partitions, int):
         raise InvalidArgument("partitions must be a number")
-    present = policy_for(operations.default_policy, reliable, durability)
+    topic = str(args.get("topic", ""))
+    present = policy_for(operations.policy_of_new(topic), reliable, durability)
     policy = policy_from({**asked, "reliable": present.reliable, "durability": present.durability}, present)
     command = CreateTopic(
-        topic=str(args.get("topic", "")), partitions=partitions, policy=policy,
+        topic=topic, partitions=partitions, policy=policy,
         created_us=clock.wall_us(), ensure=bool(args.get("ensure", False)),
     )  # fmt: skip
     operations.propose(command, answer, topic_entry)

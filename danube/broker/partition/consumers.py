@@ -44,6 +44,7 @@ class ReadPartition(Protocol):
     core: Partition
     counters: Traffic
     delivery_flags: int  # of each DELIVER frame
+    dispatch_rate: int  # records a second to each subscription; 0: no limit
 
     @property
     def high_watermark(self) -> int: ...
@@ -207,7 +208,7 @@ class SubscriptionHost:
             self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
             return False
         core, end, rate, sent = self.core, self.hosted.core.high_watermark, self.rate, 0
-        limit = self.hosted.record.policy.max_dispatch_rate
+        limit = self.hosted.dispatch_rate
         if limit != rate.per_second:
             rate.set(limit)
         if self.pending_again is not None or core.has_due(now_ns):

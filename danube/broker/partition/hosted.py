@@ -17,6 +17,7 @@ import numpy as np
 
 from danube.broker.partition.chunks import Chunk, HotBatches
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
+from danube.broker.partition.limits import dispatch_rate, paced, record_bytes_max, storage_refusal
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.producers import Producers, Waiting
 from danube.broker.partition.tier import PartitionTier
@@ -28,9 +29,10 @@ from danube.core.dispatch.holed import UNUSED, HoledSubscription
 from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
 from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
+from danube.core.partition.publish_rate import PublishRate
 from danube.core.protocol.native import DeliveryFlag, FrameFlag
 from danube.errors import DanubeError, InvalidArgument, StorageFailed, SubscriptionNotFound, TopicNotFound
-from danube.host import telemetry
+from danube.host import clock, telemetry
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
 from danube.wal.segments.holes import HoleKind
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.partition.metadata import OwnerMetadata
     from danube.core.batch.columns import EncodedBatch
+    from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.partition import OffsetBudget
     from danube.core.partition.policy import FailurePolicy
     from danube.wal.log.cursors import CursorStore
@@ -86,9 +89,10 @@ class HostedPartition:
     # Ten thousand of them do not fit in the processor's caches; without slots each attribute needs a dict.
     __slots__ = (
         "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
-        "damaged", "deleted", "delivery_flags", "directory", "failure", "hot", "index", "log", "lossy",
-        "metadata", "moved", "name", "near", "producers", "record", "records_in", "refusal",
-        "reopen_delay_ns", "silent", "subscriptions", "sync_running", "tier", "unsynced_ns", "waiting",
+        "damaged", "deleted", "delivery_flags", "directory", "dispatch_rate", "failure", "hot", "index",
+        "limits", "log", "lossy", "metadata", "moved", "name", "near", "producers", "publish_rate", "record",
+        "record_bytes_max", "records_in", "refusal", "reopen_delay_ns", "silent", "subscriptions",
+        "sync_running", "tier", "unsynced_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +110,8 @@ class HostedPartition:
         self.name = name
         self.record = record
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
+        self.publish_rate: PublishRate | None = None  # None: publishing is not limited
+        self.limit(None)
         self.index = index
         self.core = core
         self.counters = counters
@@ -135,6 +141,18 @@ class HostedPartition:
         self._chunk: Chunk | None = None  # the last chunk that was read from the log or the tier
         self._hot_chunk: Chunk | None = None
         self._live_readers = False
+
+    def limit(self, limits: NamespacePolicy | None) -> None:
+        """Take the limits of the topic's namespace; None: there are none."""
+        self.limits = limits
+        self.record_bytes_max = record_bytes_max(self.record, limits)
+        self.dispatch_rate = dispatch_rate(self.record, limits)
+        self.publish_rate = paced(self.publish_rate, self.record, limits)
+
+    def follow_storage(self) -> None:
+        """Compare the stored bytes with their limit."""
+        if self.publish_rate is not None:
+            self.publish_rate.refusal = storage_refusal(self)
 
     @property
     def topic_id(self) -> int:
@@ -177,8 +195,8 @@ class HostedPartition:
         now_us: int,
     ) -> None:
         """Check a client's batch and queue it."""
-        self._follow_metadata()
-        header = check_published(batch, self.record.policy.max_record_bytes)
+        self.follow_metadata()
+        header = check_published(batch, self.record_bytes_max)
         if header.producer_id and header.producer_id != link.producer_id:
             raise InvalidArgument("the batch names another producer than its handle")
         self._take(session, handle, correlation, batch, header, now_us)
@@ -187,13 +205,12 @@ class HostedPartition:
         self, session: Session, handle: int, correlation: int, encoded: EncodedBatch, now_us: int
     ) -> None:
         """Queue a batch that this process has encoded; only the topic's record limit must be checked."""
-        self._follow_metadata()
+        self.follow_metadata()
         data = bytearray(encoded.head)
         data += encoded.body
         batch, header = memoryview(data), unpack_header(data)
-        max_record_bytes = self.record.policy.max_record_bytes
-        if header.payload_bytes > max_record_bytes:  # otherwise no record can be larger
-            check_columns(batch, header, max_record_bytes)
+        if header.payload_bytes > self.record_bytes_max:  # otherwise no record can be larger
+            check_columns(batch, header, self.record_bytes_max)
         self._take(session, handle, correlation, batch, header, now_us)
 
     def _take(
@@ -213,6 +230,9 @@ class HostedPartition:
             raise self.refusal.with_traceback(None)  # one error object serves every refusal
         if self.log is not None and self.log.failure is not None:  # not yet handled by the storage agent
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
+        rate = self.publish_rate
+        if rate is not None:
+            rate.check(self.name, clock.monotonic_ns())
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):
             self.counters.add("duplicates")
@@ -222,6 +242,8 @@ class HostedPartition:
         stamp(batch, base_offset, epoch, admitted.append_time_us)
         end_offset = base_offset + header.record_count
         header = header.stamped(base_offset, epoch, admitted.append_time_us)
+        if rate is not None:
+            session.rest_ns = rate.take(header.record_count, header.size, end_offset, clock.monotonic_ns())
         self.records_in += header.record_count
         self.bytes_in += header.size
         self.counters.add_in(header.record_count, header.size)
@@ -238,8 +260,8 @@ class HostedPartition:
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
 
-    def _follow_metadata(self) -> None:
-        """Read metadata that was committed before the batch was received; it applies to this batch."""
+    def follow_metadata(self) -> None:
+        """Read metadata that was committed before the last bytes came; it applies to what they ask."""
         metadata = self.metadata
         if metadata is not None and not metadata.fresh:
             metadata.freshen()
@@ -319,6 +341,8 @@ class HostedPartition:
     def complete(self) -> None:
         """Answer every publish whose records are stored at the topic's durability level."""
         end = self.core.acknowledged_end
+        if self.publish_rate is not None:
+            end = self.publish_rate.answered_end(end, clock.monotonic_ns())
         waiting = self.waiting
         level = self.core.level
         while waiting and waiting[0].end_offset <= end:
@@ -497,6 +521,7 @@ class HostedPartition:
     def update(self, record: TopicRecord) -> None:
         """Apply a new policy and settings; answer waiting publishes whose new level is reached."""
         former, self.record = self.record, record
+        self.limit(self.limits)
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.core.update_policy(record.policy)
         follow(self, former, record)

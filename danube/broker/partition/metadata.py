@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from danube.core.metadata.commands import ForgetSubscription, SetSubscriptionSettings, SubscriptionSettings
+from danube.core.metadata.quotas import namespace_of
 from danube.core.placement.recovered import recovery_of
 from danube.errors import DanubeError
 from danube.host import telemetry
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from danube.broker.operations.context import Operations
     from danube.broker.operations.schema_gate import SchemaGate
     from danube.core.metadata.commands import TopicRecord
+    from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.policy import FailurePolicy
     from danube.core.protocol.native import Admin
 
@@ -35,6 +37,15 @@ class OwnerMetadata:
     def histories(self) -> list[dict[str, Any]]:
         """Return the histories that followed the first one, as plain values."""
         return [msgspec.structs.asdict(one) for one in recovery_of(self._log.state).histories]
+
+    @property
+    def limited(self) -> bool:
+        """Return whether any namespace has limits."""
+        return bool(self._log.state.quotas)
+
+    def limits(self, record: TopicRecord) -> NamespacePolicy | None:
+        """The limits of a topic's namespace; None if there are none."""
+        return self._log.state.quotas.effective(namespace_of(record.topic))
 
     def freshen(self) -> None:
         """Read newly committed metadata, if there may be any."""

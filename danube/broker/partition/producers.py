@@ -30,6 +30,14 @@ class Producers:
     def __len__(self) -> int:
         return len(self._links)
 
+    @property
+    def name_count(self) -> int:
+        """How many producers have handles open here."""
+        return len(self._names)
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
     def names(self) -> list[str]:
         """In alphabetical order."""
         return sorted(self._names)

@@ -11,6 +11,7 @@ from danube.broker.partition.hosted import (
     failure_for,
     max_unacked_for,
 )
+from danube.broker.partition.limits import check_consumer
 from danube.broker.partition.lossy import LossyHost
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import JoinResult, Mode
@@ -139,6 +140,9 @@ def subscribe(
     mode = check_request(request)
     if handle in session.consumers or handle in session.producers or handle == 0:
         raise InvalidArgument(f"handle {handle} is in use on this connection")
+    hosted.follow_metadata()
+    if hosted.limits is not None:
+        check_consumer(hosted, hosted.limits, request.subscription, request.consumer)
     known = request.subscription in hosted.subscriptions or request.subscription in hosted.lossy
     host = _find_or_make(hosted, request, mode)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.api import RoutedSession
-from danube.broker.operations import cluster, credentials, roles, schemas, storage, topics
+from danube.broker.operations import cluster, credentials, quotas, roles, schemas, storage, topics
 from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 # Operations that any worker answers; those of a partition's owner are in danube.broker.shard.admin.
 _OPERATIONS: dict[str, Operation] = {
-    **topics.TABLE, **schemas.TABLE, **roles.TABLE, **credentials.TABLE, **storage.TABLE, **cluster.TABLE,
+    **topics.TABLE, **schemas.TABLE, **roles.TABLE, **credentials.TABLE, **quotas.TABLE, **storage.TABLE,
+    **cluster.TABLE,
 }  # fmt: skip
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
@@ -251,7 +252,8 @@ class Router:
     def _lookup(self, session: RoutedSession, correlation: int, request: Lookup) -> None:
         record = self.operations.find_topic(request.topic)
         if record is None and request.create and self._auto_create:
-            policy = policy_for(self.operations.default_policy, request.reliable, request.durability)
+            default = self.operations.policy_of_used(request.topic)
+            policy = policy_for(default, request.reliable, request.durability)
             command = CreateTopic(
                 topic=request.topic, partitions=request.partitions or self._default_partitions, policy=policy,
                 created_us=clock.wall_us(), ensure=True,

@@ -6,7 +6,7 @@ It takes frames of connections of this worker and of other workers.  A frame onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from danube.broker.partition.hosted import (
     ProducerLink,
     leave_partitions,
 )
+from danube.broker.partition.limits import check_producer
 from danube.broker.partition.opening import (
     after_cut,
     follow_recovery,
@@ -43,6 +44,7 @@ from danube.broker.shard.admin import (
 from danube.broker.shard.storage import Storage
 from danube.broker.traffic import Traffic
 from danube.core.metadata.commands import TopicRecord
+from danube.core.metadata.quotas import namespace_of
 from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import (
@@ -131,6 +133,7 @@ class Shard:
         self._opening: dict[str, list[Callable[[HostedPartition | DanubeError], None]]] = {}
         self._dirty: dict[HostedPartition, None] = {}
         self._deliveries = Deliveries(counters, schedule_turn, call_later, take_dead_letters)
+        self._paced: dict[HostedPartition, None] = {}  # with answers that wait for their publish rate
         self._consumer_id = 0
         self.taken_bytes = 0  # bytes of publishes since the last turn
         self.storage = Storage(
@@ -250,6 +253,9 @@ class Shard:
             self._check_handle(session, frame.handle)
             hosted.check_topic(request.topic_id)
             hosted.producers.check(hosted.name, request.name, request.exclusive)
+            hosted.follow_metadata()
+            if hosted.limits is not None:
+                check_producer(hosted, hosted.limits, request.name)
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
             )
@@ -258,7 +264,7 @@ class Shard:
             policy = hosted.policy
             body = ProducerOpened(
                 grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
-                policy.max_record_bytes,
+                hosted.record_bytes_max,
                 hosted.core.recall(grant.producer_id, min(request.recall, DEDUP_BATCHES_KEPT)),
             )  # fmt: skip
             session.send(wire.control_frame(Kind.PRODUCER_OPENED, body, frame.correlation, frame.handle))
@@ -463,6 +469,8 @@ class Shard:
             return gone
         self.partitions[hosted.name] = hosted
         hosted.metadata = self.metadata
+        if self.metadata is not None:
+            hosted.limit(self.metadata.limits(current))
         if current != hosted.record:  # the policy was changed meanwhile
             hosted.update(current)
         follow_recovery(hosted)
@@ -540,14 +548,30 @@ class Shard:
             for hosted in dirty:
                 self.storage.write(hosted)
                 self._deliveries.written(hosted)
+                if hosted.publish_rate is not None:
+                    self._paced[hosted] = None
+        if self._paced:
+            self._answer_paced()
         self._deliveries.turn(now_ns)
 
     def tick(self) -> None:
         """Run due timers of subscriptions: ack deadlines and redeliveries."""
+        if self._paced:
+            self._schedule_turn()  # it answers publishes that have waited for their rate
         self._deliveries.tick(clock.monotonic_ns())
 
+    def _answer_paced(self) -> None:
+        paced, self._paced = self._paced, {}
+        for hosted in paced:
+            hosted.complete()
+            if hosted.publish_rate is not None and hosted.publish_rate.holds:
+                self._paced[hosted] = None
+
     def second(self) -> None:
-        """Report to consumers why they wait; called about once a second."""
+        """Report to consumers why they wait, and compare stored bytes with their limits; once a second."""
+        if self.metadata is not None and self.metadata.limited:
+            for hosted in self.partitions.values():
+                hosted.follow_storage()
         self._deliveries.second()
 
     def store_cursors(self) -> None:
@@ -569,6 +593,16 @@ class Shard:
             if hosted is not None and hosted.topic_id == record.topic_id:
                 hosted.update(record)
                 self.storage.follow_level(hosted)
+                self.wake(hosted)
+
+    def follow_limits(self, namespaces: Collection[str]) -> None:
+        """Apply the changed limits of these namespaces to their open partitions."""
+        if self.metadata is None:
+            return
+        for hosted in self.partitions.values():
+            if namespace_of(hosted.record.topic) in namespaces:
+                hosted.limit(self.metadata.limits(hosted.record))
+                hosted.follow_storage()
                 self.wake(hosted)
 
     def delete_topic(self, record: TopicRecord) -> None:

@@ -16,6 +16,8 @@ from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.core.batch.columns import BatchView, encode
 from danube.core.metadata.commands import CreateTopic, Outcome
 from danube.core.metadata.known_consumers import producer_identity
+from danube.core.metadata.policies import NOTHING, fitting
+from danube.core.metadata.quotas import check_auto_create, namespace_of
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameDecoder, Kind, OpenProducer
@@ -206,8 +208,11 @@ class DeadLetters(RoutedSession):
             record = self._worker.metadata.state.topic(topic)
         except TopicNotFound:
             policy = TopicPolicy(max_record_bytes=RECORD_BYTES_MAX)
+            quotas = self._worker.metadata.state.quotas
+            policy = fitting(policy, quotas.effective(namespace_of(topic)) or NOTHING)
             command = CreateTopic(topic=topic, policy=policy, created_us=clock.wall_us(), ensure=True)
             try:
+                check_auto_create(self._worker.metadata.state, topic)
                 self._worker.proposals.submit(command, lambda outcome: self._created(topic, target, outcome))
             except DanubeError as error:
                 self._fail_waiting(target, str(error))

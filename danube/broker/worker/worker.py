@@ -42,7 +42,7 @@ from danube.broker.worker.housekeeping import Housekeeping
 from danube.broker.worker.measuring import Measuring
 from danube.broker.worker.places import Places
 from danube.config.plans import compaction_settings
-from danube.core.metadata.commands import TopicDeleted, TopicUpdated
+from danube.core.metadata.commands import QuotasChanged, TopicDeleted, TopicUpdated
 from danube.core.placement.workers import owner_of
 from danube.errors import RingDamaged
 from danube.host import clock, telemetry
@@ -364,6 +364,8 @@ class Worker:
                     self.shard.tiers.delete(change.record)
             elif isinstance(change, TopicUpdated):
                 self.shard.update_policy(change.record)
+            elif isinstance(change, QuotasChanged):
+                self.shard.follow_limits(change.namespaces)
         if changes and self.cluster is not None:
             self.cluster.follow(changes)
 

@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from danube.broker.partition.limits import record_bytes_max
 from danube.broker.routing.router import Router
 from danube.core.batch.payloads import larger_record_hint
 from danube.core.metadata.known_consumers import producer_identity
+from danube.core.metadata.quotas import namespace_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind, OpenProducer
 from danube.errors import (
@@ -208,7 +210,8 @@ class Publishing:
         record, index = self._router.find_topic(target.partition)
         target.version = self._metadata.state.version
         target.topic_id = record.topic_id
-        target.record_bytes_max = record.policy.max_record_bytes
+        limits = self._metadata.state.quotas.effective(namespace_of(record.topic))
+        target.record_bytes_max = record_bytes_max(record, limits)
         producer_id = producer_identity(record.topic_id, index, target.name)
         if target.producer_id not in (0, producer_id):  # the topic was deleted and made again
             self._close(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from danube.core.metadata.policies import NOTHING, smallest
 from danube.errors import NotFound
 from danube.ids import check_namespace
 from danube.limits import (
@@ -28,19 +29,23 @@ class NamespaceAdmin:
         return pb.TopicListResponse(topics=physical_names(self._broker, request.name))
 
     async def get_namespace_policies(self, request: pb.NamespaceRequest, call: Call) -> pb.PolicyResponse:
-        """The seven limits as JSON; they are the broker's, equal for every namespace."""
+        """The seven limits as JSON; what the namespace does not limit is the broker's own limit, or 0."""
         name = check_namespace(request.name)
-        if name not in current(self._broker).namespaces():
+        metadata = current(self._broker)
+        if name not in metadata.namespaces():
             raise NotFound(f"namespace {name} does not exist", hint="create it, or look at ListNamespaces")
-        policies = {
+        limits = metadata.quotas.effective(name) or NOTHING
+        rate = limits.max_publish_rate_per_topic
+        of_broker = {
             "max_producers_per_topic": PRODUCERS_PER_PARTITION_MAX,
             "max_subscriptions_per_topic": SUBSCRIPTIONS_PER_PARTITION_MAX,
             "max_consumers_per_topic": 0,
             "max_consumers_per_subscription": CONSUMERS_PER_SUBSCRIPTION_MAX,
-            "max_publish_rate": 0,
+            "max_publish_rate": rate,
             "max_subscription_dispatch_rate": 0,
             "max_message_size": self._broker.config.topics.max_record_bytes,
         }
+        policies = {key: smallest(own, getattr(limits, key, 0)) for key, own in of_broker.items()}
         return pb.PolicyResponse(policies=json.dumps(policies))
 
     async def create_namespace(self, request: pb.NamespaceRequest, call: Call) -> pb.NamespaceResponse:

@@ -6,6 +6,7 @@ from typing import Any
 
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.known_consumers import producer_identity
+from danube.core.metadata.quotas import check_auto_create
 from danube.errors import (
     Conflict,
     PolicyMismatch,
@@ -87,6 +88,7 @@ class ProducerService:
             raise TopicNotFound(
                 f"topic {name} does not exist", why="topics.auto_create is off", hint="create the topic first"
             )
+        check_auto_create(metadata, name)
 
     async def _create(self, topic: str, partitions: int, reliable: bool) -> None:
         policy: dict[str, Any] = {"reliable": reliable}

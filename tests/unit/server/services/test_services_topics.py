@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from danube.core.metadata.policies import NamespacePolicy
 from danube.errors import DanubeError, OwnerMoved
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.namespace_admin import NamespaceAdmin
@@ -573,6 +574,19 @@ def test_policies_are_seven_integers(admin: Admin) -> None:
     }  # fmt: skip
     assert all(type(value) is int and value >= 0 for value in found.values())
     assert found["max_message_size"] == admin.broker.config.topics.max_record_bytes
+
+
+def test_policies_are_the_namespaces_own(admin: Admin) -> None:
+    limits = NamespacePolicy(
+        max_producers_per_topic=3, max_subscription_dispatch_rate=9, max_message_size=1 << 40, max_topics=8,
+        max_publish_rate_per_topic=5,
+    )  # fmt: skip
+    admin.broker.metadata.quotas.load([("default", limits)], [])
+    found = json.loads(admin("get_namespace_policies", pb.NamespaceRequest(name="default")).policies)
+    assert (found["max_producers_per_topic"], found["max_publish_rate"]) == (3, 5)
+    assert found["max_subscription_dispatch_rate"] == 9
+    assert found["max_message_size"] == admin.broker.config.topics.max_record_bytes, "the broker's is smaller"
+    assert len(found) == 7
 
 
 def test_policies_of_an_unknown_namespace(admin: Admin) -> None:

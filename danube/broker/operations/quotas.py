@@ -1,0 +1,132 @@
+"""Operations on policies of namespaces, on tenants, and on what they use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from danube.broker.operations.arguments import Args, filled, listed, struct_of, text
+from danube.broker.operations.context import proposing
+from danube.core.metadata.commands import DeleteTenant, PutTenant, SetNamespacePolicy
+from danube.core.metadata.policies import NOTHING, NamespacePolicy, Tenant
+from danube.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from danube.broker.operations.context import Answer, Operation, Operations
+    from danube.core.metadata.machine import Metadata
+
+
+def policy_with(present: NamespacePolicy, asked: Any) -> NamespacePolicy:
+    """The present policy with the asked fields; unknown fields and impossible values are refused."""
+    if not isinstance(asked, dict):
+        raise InvalidArgument("policy must be a map")
+    unknown = set(asked) - set(NamespacePolicy.__struct_fields__)
+    if unknown:
+        raise InvalidArgument(
+            f"policy has unknown fields: {', '.join(sorted(map(str, unknown)))}",
+            hint=f"it has {', '.join(NamespacePolicy.__struct_fields__)}",
+        )
+    given = {name: value for name, value in asked.items() if value is not None}
+    policy = struct_of(msgspec.structs.asdict(present) | given, NamespacePolicy, "policy")
+    policy.check()
+    return policy
+
+
+def usage(state: Metadata, namespaces: Sequence[str]) -> dict[str, int]:
+    """Return the numbers that sums are limited by, of these namespaces together."""
+    return {
+        "topics": sum(map(state.topics_in, namespaces)),
+        "partitions": sum(map(state.partitions_in, namespaces)),
+        "subjects": sum(map(state.subjects_in, namespaces)),
+    }
+
+
+def _namespace(operations: Operations, args: Args) -> str:
+    operations.refresh()
+    namespace = text(args, "namespace").removeprefix("/")
+    if namespace not in operations.state.namespaces():
+        raise NotFound(f"namespace {namespace[:80]!r} does not exist", hint="danube namespaces list")
+    return namespace
+
+
+def _namespace_policy(operations: Operations, args: Args, answer: Answer) -> None:
+    """Answer a namespace's own policy, and what holds with that of its tenant."""
+    namespace = _namespace(operations, args)
+    state = operations.state
+    tenant = state.quotas.tenant_of(namespace)
+    answer(
+        {
+            "namespace": namespace,
+            "tenant": None if tenant is None else tenant.name,
+            "policy": msgspec.structs.asdict(state.quotas.policy(namespace)),
+            "effective": msgspec.structs.asdict(state.quotas.effective(namespace) or NOTHING),
+            "usage": usage(state, (namespace,)),
+        }
+    )
+
+
+def _set_namespace_policy(operations: Operations, args: Args, answer: Answer) -> None:
+    """Change the given fields of a namespace's policy."""
+    namespace = _namespace(operations, args)
+    policy = policy_with(operations.state.quotas.policy(namespace), args.get("policy", {}))
+    command = SetNamespacePolicy(namespace=namespace, policy=policy)
+    operations.propose(command, answer, lambda made: msgspec.structs.asdict(policy))
+
+
+def _tenants(operations: Operations, args: Args, answer: Answer) -> None:
+    operations.refresh()
+    state = operations.state
+
+    def entry(tenant: Tenant) -> dict[str, Any]:
+        fields = msgspec.structs.asdict(tenant)
+        return {
+            **fields,
+            "quota": msgspec.structs.asdict(tenant.quota),
+            "usage": usage(state, tenant.namespaces),
+        }
+
+    answer(listed(args, state.quotas.tenants(), lambda tenant: tenant.name, entry))
+
+
+def _put_tenant(operations: Operations, args: Args, answer: Answer) -> None:
+    """Make a tenant, or change what is given of it."""
+    operations.refresh()
+    name = text(args, "name")
+    present = operations.state.quotas.find_tenant(name) or Tenant(name, ())
+    quota = policy_with(present.quota, args.get("quota") or {})
+    namespaces = args.get("namespaces")
+    given = {"namespaces": present.namespaces if namespaces is None else namespaces}
+    operations.propose(PutTenant(tenant=filled(given, Tenant, name=name, quota=quota)), answer)
+
+
+def _quotas(operations: Operations, args: Args, answer: Answer) -> None:
+    """List the namespaces and tenants that have a limit of a sum, with what they use of it."""
+    operations.refresh()
+    state = operations.state
+    rows: list[tuple[str, str, NamespacePolicy, Sequence[str]]] = [
+        *(("namespace", name, policy, (name,)) for name, policy in state.quotas.policies()),
+        *(("tenant", one.name, one.quota, one.namespaces) for one in state.quotas.tenants()),
+    ]
+    found = [
+        {"of": of, "name": name, "quota": f"max_{what}", "used": used, "limit": limit}
+        for of, name, policy, namespaces in rows
+        for what, used in usage(state, namespaces).items()
+        if (limit := getattr(policy, f"max_{what}"))
+    ]
+    answer(listed(args, found, _place, lambda row: row))
+
+
+def _place(row: dict[str, Any]) -> str:
+    return f"{row['of']}\n{row['name']}\n{row['quota']}"
+
+
+TABLE: dict[str, Operation] = {
+    "namespace_policy": _namespace_policy,
+    "set_namespace_policy": _set_namespace_policy,
+    "tenants": _tenants,
+    "put_tenant": _put_tenant,
+    "delete_tenant": proposing(DeleteTenant),
+    "quotas": _quotas,
+}

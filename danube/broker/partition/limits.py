@@ -1,0 +1,138 @@
+"""Limits of a partition's namespace at its owner, judged when a producer or consumer opens.
+
+Each partition counts for itself: a client of a partitioned topic opens a handle on every partition.  Whoever
+comes back under the same name is not counted again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from danube.core.metadata.policies import check_durability, check_schema, smallest
+from danube.core.partition.publish_rate import PublishRate
+from danube.errors import LimitExceeded, QuotaExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from danube.broker.partition.consumers import SubscriptionHost
+    from danube.broker.partition.lossy import LossyHost
+    from danube.broker.partition.producers import Producers
+    from danube.broker.partition.tier import PartitionTier
+    from danube.core.metadata.commands import TopicRecord
+    from danube.core.metadata.policies import NamespacePolicy
+    from danube.wal.log.log import Log
+
+
+class LimitedPartition(Protocol):
+    """Members of :class:`danube.broker.partition.hosted.HostedPartition` that limits are about."""
+
+    name: str
+    record: TopicRecord
+    limits: NamespacePolicy | None
+    producers: Producers
+    log: Log | None
+
+    @property
+    def subscriptions(self) -> Mapping[str, SubscriptionHost]: ...
+    @property
+    def lossy(self) -> Mapping[str, LossyHost]: ...
+    @property
+    def tier(self) -> PartitionTier | None: ...
+
+
+def record_bytes_max(record: TopicRecord, limits: NamespacePolicy | None) -> int:
+    """The bytes that a record of the topic may have."""
+    own = record.policy.max_record_bytes
+    return own if limits is None else smallest(own, limits.max_message_size)
+
+
+def dispatch_rate(record: TopicRecord, limits: NamespacePolicy | None) -> int:
+    """Records a second to each subscription of one partition; 0: no limit.
+
+    The topic's own limit is one for each partition; that of the namespace is shared by the partitions.
+    """
+    own = record.policy.max_dispatch_rate
+    if limits is None:
+        return own
+    return smallest(own, -(-limits.max_subscription_dispatch_rate // record.partition_count))
+
+
+def publish_rates(record: TopicRecord, limits: NamespacePolicy | None) -> tuple[int, int]:
+    """Records and bytes a second for one partition, its share of the topic's; 0: no limit."""
+    if limits is None:
+        return 0, 0
+    count = record.partition_count
+    return -(-limits.max_publish_rate_per_topic // count), -(-limits.max_publish_bytes_per_topic // count)
+
+
+def paced(
+    rate: PublishRate | None, record: TopicRecord, limits: NamespacePolicy | None
+) -> PublishRate | None:
+    """The rate of a partition under these limits; what it owes stays.  None: publishing is not limited."""
+    rates = publish_rates(record, limits)
+    if limits is None or (rates == (0, 0) and not limits.max_storage_bytes_per_topic):
+        return None
+    if rate is None:
+        return PublishRate(*rates)
+    rate.set(*rates)
+    return rate
+
+
+def storage_refusal(hosted: LimitedPartition) -> QuotaExceeded | None:
+    """Why a partition takes no batches: it stores its share of the bytes that its topic may; or None."""
+    limits, log, tier = hosted.limits, hosted.log, hosted.tier
+    if limits is None or not limits.max_storage_bytes_per_topic or log is None:
+        return None
+    limit = -(-limits.max_storage_bytes_per_topic // hosted.record.partition_count)
+    stored = log.local_bytes
+    if tier is not None:
+        stored = tier.pending().size_bytes + (0 if tier.manifest is None else tier.manifest.size_bytes)
+    if stored < limit:
+        return None
+    return QuotaExceeded(
+        f"{hosted.name} stores {stored} bytes",
+        why=f"its share of max_storage_bytes_per_topic is {limit}",
+        hint="let retention delete records, or have the limit raised",
+        limit=limit, quota="max_storage_bytes_per_topic", retry_after_ms=1_000,
+    )  # fmt: skip
+
+
+def check_producer(hosted: LimitedPartition, limits: NamespacePolicy, name: str) -> None:
+    """Raise PolicyMismatch or LimitExceeded if a producer of this name may not open."""
+    topic = hosted.record.topic
+    check_durability(topic, hosted.record.policy, limits)
+    check_schema(topic, hosted.record.schema is not None, limits)
+    most = limits.max_producers_per_topic
+    if most and not hosted.producers.has(name) and hosted.producers.name_count >= most:
+        raise _full(hosted.name, hosted.producers.name_count, "producers", "max_producers_per_topic", most)
+
+
+def check_consumer(
+    hosted: LimitedPartition, limits: NamespacePolicy, subscription: str, consumer: str
+) -> None:
+    """Raise LimitExceeded if a consumer may not join the subscription, or may not make it."""
+    host = hosted.lossy.get(subscription) or hosted.subscriptions.get(subscription)
+    most, count = limits.max_subscriptions_per_topic, len(hosted.subscriptions) + len(hosted.lossy)
+    if host is None and most and count >= most:
+        raise _full(hosted.name, count, "subscriptions", "max_subscriptions_per_topic", most)
+    if host is not None and any(link.name == consumer for link in host.links.values()):
+        return  # it takes over from its older connection
+    most, count = limits.max_consumers_per_subscription, 0 if host is None else len(host.links)
+    if most and count >= most:
+        where = f"subscription {subscription!r} of {hosted.name}"
+        raise _full(where, count, "consumers", "max_consumers_per_subscription", most)
+    if most := limits.max_consumers_per_topic:
+        count = sum(len(one.links) for one in hosted.subscriptions.values())
+        count += sum(len(one.links) for one in hosted.lossy.values())
+        if count >= most:
+            raise _full(hosted.name, count, "consumers", "max_consumers_per_topic", most)
+
+
+def _full(where: str, count: int, what: str, quota: str, limit: int) -> LimitExceeded:
+    return LimitExceeded(
+        f"{where} has {count} {what}",
+        why=f"the limit of its namespace is {limit} ({quota})",
+        hint="close some that are not used, or have the limit raised",
+        limit=limit, quota=quota,
+    )  # fmt: skip

@@ -28,6 +28,11 @@ COMMANDS = {
         "danube.cli.topics.subscriptions:subscriptions",
         "List, describe, seek, unblock and delete subscriptions.",
     ),
+    "namespaces": Entry(
+        "danube.cli.topics.namespaces:namespaces", "Show and change namespaces and their policies."
+    ),
+    "tenants": Entry("danube.cli.topics.namespaces:tenants", "Show and change tenants and their quotas."),
+    "quotas": Entry("danube.cli.topics.namespaces:quotas", "Show how much of their quotas is used."),
     "cluster": Entry("danube.cli.broker.cluster:cluster", "Show and change the members of a cluster."),
     "brokers": Entry(
         "danube.cli.broker.brokers:brokers", "Show, empty and balance the brokers of a cluster."

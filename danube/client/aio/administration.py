@@ -69,6 +69,15 @@ class Admin(Running[AdminPlans]):
     delete_revocation = awaited(AdminPlans.delete_revocation)
     issue_token = awaited(AdminPlans.issue_token)
     can = awaited(AdminPlans.can)
+    namespaces = awaited(AdminPlans.namespaces)
+    create_namespace = awaited(AdminPlans.create_namespace)
+    delete_namespace = awaited(AdminPlans.delete_namespace)
+    namespace_policy = awaited(AdminPlans.namespace_policy)
+    set_namespace_policy = awaited(AdminPlans.set_namespace_policy)
+    tenants = awaited(AdminPlans.tenants)
+    put_tenant = awaited(AdminPlans.put_tenant)
+    delete_tenant = awaited(AdminPlans.delete_tenant)
+    quotas = awaited(AdminPlans.quotas)
 
 
 class Schemas(Running[SchemaPlans]):

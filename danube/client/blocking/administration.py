@@ -69,6 +69,15 @@ class Admin(Running[AdminPlans]):
     delete_revocation = waited(AdminPlans.delete_revocation)
     issue_token = waited(AdminPlans.issue_token)
     can = waited(AdminPlans.can)
+    namespaces = waited(AdminPlans.namespaces)
+    create_namespace = waited(AdminPlans.create_namespace)
+    delete_namespace = waited(AdminPlans.delete_namespace)
+    namespace_policy = waited(AdminPlans.namespace_policy)
+    set_namespace_policy = waited(AdminPlans.set_namespace_policy)
+    tenants = waited(AdminPlans.tenants)
+    put_tenant = waited(AdminPlans.put_tenant)
+    delete_tenant = waited(AdminPlans.delete_tenant)
+    quotas = waited(AdminPlans.quotas)
 
 
 class Schemas(Running[SchemaPlans]):

@@ -11,6 +11,7 @@ import msgspec
 from danube.client.machine.access_plans import AccessPlans
 from danube.client.machine.paging import WHOLE, answered, asked, page_of, rest_of, whole_list
 from danube.client.machine.reply import Plan
+from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
@@ -20,6 +21,7 @@ from danube.ids import check_new_topic_name, check_topic_name
 STATUS_ROWS = 1_000  # of one request
 _CLUSTER_READS = frozenset({"brokers", "deciding_broker", "balance"})
 
+Row = dict[str, Any]
 Start = str | int | datetime | tuple[str, int]
 _START_MAX = (1 << 63) - 1  # offsets and microseconds are signed 64-bit numbers in every format
 
@@ -73,6 +75,27 @@ class PolicyKeywords(TypedDict, total=False):
     failure: FailurePolicy | dict[str, Any] | None
 
 
+class LimitKeywords(TypedDict, total=False):
+    """Fields of a policy or quota; see :class:`danube.core.metadata.policies.NamespacePolicy`."""
+
+    max_topics: int | None
+    max_partitions: int | None
+    max_subjects: int | None
+    max_producers_per_topic: int | None
+    max_subscriptions_per_topic: int | None
+    max_consumers_per_topic: int | None
+    max_consumers_per_subscription: int | None
+    max_subscription_dispatch_rate: int | None
+    max_message_size: int | None
+    max_publish_rate_per_topic: int | None
+    max_publish_bytes_per_topic: int | None
+    max_storage_bytes_per_topic: int | None
+    durability_min: str | None
+    retention_max_ms: int | None
+    auto_create: bool | None
+    schema_required: bool | None
+
+
 def start_of(start: Start) -> tuple[str, int]:
     """A start position as (kind, value) on the wire: earliest, latest, offset or time (microseconds)."""
     if isinstance(start, str) and start in ("earliest", "latest"):
@@ -120,6 +143,15 @@ def policy_fields(reliable: bool | None, durability: str | None = None, **fields
         policy["durability"] = "written" if reliable else "memory"
     _check_fields(policy, TopicPolicy, "topic policy")
     return policy
+
+
+def limit_fields(fields: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The given fields of a namespace's policy or a quota in wire form; raises InvalidArgument."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    _check_fields(given, NamespacePolicy, what)
+    policy: NamespacePolicy = _convert(given, NamespacePolicy)
+    policy.check()
+    return given
 
 
 def _check_fields(fields: dict[str, Any], cls: type[msgspec.Struct], what: str) -> None:
@@ -278,6 +310,48 @@ class AdminPlans(AccessPlans):
         """The broker's own account of itself."""
         answer = yield self._session.admin("status")
         return dict(answer)
+
+    def namespaces(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[str]]:
+        """Namespaces by name."""
+        return (yield from whole_list(self._session, "namespaces", page_of(after, limit, prefix)))
+
+    def create_namespace(self, namespace: str) -> Plan[None]:
+        """Make a namespace; raise Conflict when there is one."""
+        yield self._session.admin("create_namespace", repeatable=False, namespace=namespace)
+
+    def delete_namespace(self, namespace: str) -> Plan[None]:
+        """Delete a namespace that holds no topics, and its policy."""
+        yield self._session.admin("delete_namespace", repeatable=False, namespace=namespace)
+
+    def namespace_policy(self, namespace: str) -> Plan[dict[str, Any]]:
+        """A namespace's ``policy``, the ``effective`` one with its ``tenant``, and its ``usage``."""
+        answer = yield self._session.admin("namespace_policy", namespace=namespace)
+        return dict(answer)
+
+    def set_namespace_policy(self, namespace: str, **policy: Unpack[LimitKeywords]) -> Plan[dict[str, Any]]:
+        """Change the given fields of a namespace's policy; returns all of it.  A limit of 0 is none."""
+        fields = limit_fields(policy, "namespace policy")
+        answer = yield self._session.admin("set_namespace_policy", namespace=namespace, policy=fields)
+        return dict(answer)
+
+    def tenants(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[Row]]:
+        """Tenants by name, with their namespaces, quota and usage."""
+        return (yield from whole_list(self._session, "tenants", page_of(after, limit, prefix)))
+
+    def put_tenant(
+        self, name: str, namespaces: list[str] | None = None, **quota: Unpack[LimitKeywords]
+    ) -> Plan[None]:
+        """Make a tenant, or change its namespaces (None: keep them) and the given fields of its quota."""
+        fields = limit_fields(quota, "quota")
+        yield self._session.admin("put_tenant", name=name, namespaces=namespaces, quota=fields)
+
+    def delete_tenant(self, name: str) -> Plan[None]:
+        """Forget a tenant; its namespaces stay, with their own policies."""
+        yield self._session.admin("delete_tenant", repeatable=False, name=name)
+
+    def quotas(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[Row]]:
+        """Quotas that are set on sums, and how much of each is used."""
+        return (yield from whole_list(self._session, "quotas", page_of(after, limit, prefix)))
 
     def _everywhere(self, op: str, topic: str, **arguments: Any) -> Plan[list[Any]]:
         view = yield from self.lookup(topic)

@@ -1,0 +1,141 @@
+"""Policies of namespaces and quotas of tenants, through a real broker of two workers, by every way to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import danube
+from danube import sync
+from danube.errors import LimitExceeded, PolicyMismatch, QuotaExceeded
+from danube.server.proto import DanubeAdmin_pb2
+from tests import fork_server
+from tests.e2e.grpc_parts import EXHAUSTED, DanubeCalls
+from tests.grpc_client import GrpcError
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = 200
+
+
+def cli(address: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = fork_server.run([sys.executable, "-m", "danube", *words, "-s", address], cwd=ROOT)
+    assert done.returncode == 0 or not check, done.stderr + done.stdout
+    return done
+
+
+def told(address: str, *words: str) -> Any:
+    return json.loads(cli(address, *words, "-o", "json").stdout)
+
+
+def test_policies_are_set_by_commands_hold_for_clients_and_outlive_the_broker(broker: Any) -> None:
+    process = broker(workers=2)
+    address = process.address
+    cli(address, "namespaces", "create", "team")
+    cli(address, "namespaces", "set", "team", "--max-producers-per-topic", "1", "--durability-min", "fsync")
+    cli(address, "tenants", "set", "acme", "--namespace", "team", "--max-topics", "4")
+    with sync.connect(address) as client:
+        for number in range(4):
+            assert client.admin.create_topic(f"/team/t{number}").durability == "fsync"
+    process.kill()
+    process.start()
+    with sync.connect(address) as client:
+        assert client.admin.namespaces(prefix="t") == ["team"]
+        with pytest.raises(LimitExceeded) as refused:
+            client.admin.create_topic("/team/t4")
+        assert refused.value.facts == {"limit": 4, "quota": "max_topics"}
+        with pytest.raises(PolicyMismatch):
+            client.admin.update_topic("/team/t0", durability="written")
+        for number in range(4):  # some are the other worker's
+            with client.producer(f"/team/t{number}") as producer:
+                producer.send(b"x")
+                with pytest.raises(LimitExceeded, match="max_producers_per_topic"):
+                    client.producer(f"/team/t{number}").__enter__()
+        client.admin.set_namespace_policy("team", max_producers_per_topic=2)
+        assert client.admin.namespace_policy("team")["effective"]["max_producers_per_topic"] == 2
+    assert told(address, "namespaces", "policy", "team")["tenant"] == "acme"
+    assert "max_producers_per_topic" in cli(address, "namespaces", "policy", "team").stdout
+    assert [row["namespace"] for row in told(address, "namespaces", "list")] == ["default", "system", "team"]
+    assert told(address, "tenants", "list")[0]["usage"]["topics"] == 4
+    assert "acme" in cli(address, "tenants", "list").stdout
+    [row] = told(address, "quotas", "top")
+    assert (row["name"], row["used"], row["limit"], row["percent"]) == ("acme", 4, 4, 100)
+    assert cli(address, "namespaces", "set", "team", check=False).returncode == 2
+    cli(address, "tenants", "delete", "acme", "--yes")
+    assert told(address, "tenants", "list") == []
+    assert cli(address, "namespaces", "delete", "team", "--yes", check=False).returncode == 4, "it has topics"
+    cli(address, "namespaces", "create", "empty")
+    cli(address, "namespaces", "delete", "empty", "--yes")
+
+
+def test_clients_publish_at_the_rate_of_their_topic_and_lose_nothing(broker: Any) -> None:
+    process = broker(workers=2)
+    count = 5 * RATE
+
+    async def scenario() -> None:
+        async with danube.connect(process.address) as client:
+            await client.admin.create_namespace("slow")
+            await client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=RATE)
+            await client.admin.create_topic("/slow/t")
+            async with client.producer("/slow/t") as producer:
+                started_ns = time.monotonic_ns()
+                for start in range(0, count, 50):
+                    await producer.send_many([b"%d" % number for number in range(start, start + 50)])
+                elapsed_s = (time.monotonic_ns() - started_ns) / 1e9
+            # A second is saved at the beginning; everything else goes at the rate.
+            assert elapsed_s >= count / RATE - 1 - 0.1
+            [partition] = (await client.admin.describe_topic("/slow/t")).partitions
+            assert partition["high_watermark"] == count
+
+    asyncio.run(scenario())
+
+
+def test_what_is_far_beyond_the_rate_is_refused_with_the_time_to_wait(broker: Any) -> None:
+    process = broker(workers=1)
+    with sync.connect(process.address) as client:
+        client.admin.create_namespace("slow")
+        client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=RATE)
+        client.admin.create_topic("/slow/t")
+        with client.producer("/slow/t") as producer:
+            producer.send_many([b"x"] * (10 * RATE))
+            with pytest.raises(QuotaExceeded) as refused:
+                producer.send(b"y")
+            assert 0 < refused.value.facts["retry_after_ms"] <= 9_000
+            client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=0)
+            producer.send(b"z")
+        [partition] = client.admin.describe_topic("/slow/t").partitions
+        assert partition["high_watermark"] == 10 * RATE + 1
+
+
+def test_official_clients_see_the_limits_and_may_try_again(broker: Any) -> None:
+    process = broker(workers=2)
+    with sync.connect(process.address) as client:
+        client.admin.set_namespace_policy(
+            "default", max_producers_per_topic=1, max_publish_bytes_per_topic=2_000, auto_create=False
+        )
+        client.admin.create_topic("/default/t")
+    with DanubeCalls(process.grpc_address) as calls:
+        producer_id = calls.create("/default/t", "p")
+        with pytest.raises(GrpcError) as refused:
+            calls.create("/default/t", "q")
+        assert refused.value.code == EXHAUSTED
+        statuses = []
+        for _ in range(2):  # more than ten seconds of the rate, and one message that comes too early
+            try:
+                calls.send("/default/t", producer_id, b"x" * 20_000)
+                statuses.append(0)
+            except GrpcError as error:
+                statuses.append(error.code)
+        assert statuses == [0, EXHAUSTED]
+    with DanubeCalls(process.admin_address) as calls:
+        answer = calls.admin(
+            "NamespaceAdmin/GetNamespacePolicies", DanubeAdmin_pb2.NamespaceRequest(name="default")
+        )
+    policies = json.loads(answer.policies)
+    assert (len(policies), policies["max_producers_per_topic"]) == (7, 1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube import limits
+from danube.config.audit import AuditConfig
 from danube.config.problems import Problem, suggestion
 from danube.config.sections import (
     AdminConfig,
@@ -76,6 +77,7 @@ class BrokerConfig:
     admin: AdminConfig = field(default_factory=AdminConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     schema: SchemaConfig = field(default_factory=SchemaConfig)
     log: LogConfig = field(default_factory=LogConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -95,6 +97,11 @@ class BrokerConfig:
     def has_certificates(self) -> bool:
         """Whether any port speaks TLS, to clients or to other members."""
         return bool(self.tls.cert_file or self.grpc.cert_file or self.cluster.cert_file)
+
+    @property
+    def audit_directory(self) -> Path:
+        """Where audit files lie, whether any are written or not."""
+        return Path(self.audit.directory) if self.audit.directory else self.data_dir / "audit"
 
     @property
     def local_socket(self) -> bool:

@@ -18,6 +18,7 @@ from danube.core.partition.policy import Durability
 from danube.core.placement.workers import owner_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
+from danube.core.security.principals import ANONYMOUS
 from danube.errors import (
     Conflict,
     DanubeError,
@@ -33,6 +34,7 @@ from danube.ids import check_topic_name, split_partition_name
 from danube.limits import HANDLES_PER_CONNECTION_MAX
 
 if TYPE_CHECKING:
+    from danube.broker.audit.audit import Audit
     from danube.broker.partition.hosted import ProducerLink
     from danube.broker.shard.shard import Shard
     from danube.cluster.log.local_log import LocalLog
@@ -89,6 +91,7 @@ class Router:
         other_brokers: Callable[[Route], Elsewhere] | None = None,
     ) -> None:
         """``other_brokers``: in a cluster, makes the access to them, given a function that routes frames."""
+        self.audit: Audit | None = None
         self.remote = remote
         self.elsewhere = other_brokers(self.route) if other_brokers is not None else None
         self.questions = Questions(self.route, schedule_turn)
@@ -169,6 +172,8 @@ class Router:
             return session.routes.get(frame.handle, self._worker)
         elif kind == Kind.ADMIN:
             request = wire.decode_control(body, Admin)
+            if self.audit is not None:
+                self.audit.request(ANONYMOUS, request, session.connection_id)
             if request.partition:
                 return self.owner(request.partition)
             self._administer(session, frame.correlation, request)

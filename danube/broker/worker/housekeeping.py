@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from danube.broker.api import Door
+    from danube.broker.audit.audit import Audit
     from danube.broker.clustered.parts import ClusterParts
     from danube.broker.partition.hosted import HostedPartition
     from danube.broker.processes.contexts import WorkerContext
@@ -63,6 +64,7 @@ class KeptWorker(Protocol):
     shard: Shard
     compactor: Compactor
     cluster: ClusterParts | None
+    audit: Audit | None
     doors: dict[str, Door]
     certificates: TlsWatch | None
     rings_due: bool
@@ -135,6 +137,8 @@ class Housekeeping:
         worker.refresh_metadata()
         worker.shard.storage.sync_cursors()
         worker.shard.second()
+        if worker.audit is not None:
+            worker.audit.sweep()
         reserve.fill()
         if worker.shard.tiers is not None:
             worker.shard.tiers.second()

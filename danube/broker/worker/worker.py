@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from danube import __version__
 from danube.broker.api import Door, PassedConnections, RoutedSession
+from danube.broker.audit.audit import open_audit
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.clustered.peers import PeerTls
 from danube.broker.links import LinkClient
@@ -132,6 +133,7 @@ class Worker:
             remote=self.remote,
             other_brokers=self.cluster.other_brokers if self.cluster is not None else None,
         )  # fmt: skip
+        self.audit = self.router.audit = open_audit(config, context.worker, loop)
         self.doors: dict[str, Door] = {}
         self.housekeeping = Housekeeping(self)
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
@@ -492,6 +494,8 @@ class Worker:
         if self._metrics is not None:
             self._metrics.stop()
             await asyncio.sleep(0)
+        if self.audit is not None:
+            self.audit.close()
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
         _log.info("worker stopped", worker=self.index)

@@ -1,0 +1,243 @@
+"""Reading audit files: names, tails, the merged trail, and whether anything was changed."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from danube.broker.audit.lines import BEGIN, REMOVED, START, Line, Place, decode, follows
+from danube.errors import NotFound, StorageFailed
+from danube.host import files
+
+FOLDER: Final = "audit"
+HEAD_BYTES: Final = 128
+_FILE: Final = re.compile(r"worker-(\d{1,6})-(\d{6,12})\.jsonl\Z")
+_HEAD: Final = re.compile(r"worker-(\d{1,6})\.head\Z")
+_TORN_SHOWN: Final = "the last line is not whole"
+
+
+class AuditFile(NamedTuple):
+    """One file of a worker's chain; they are in the order of their numbers."""
+
+    worker: int
+    number: int
+    path: Path
+
+
+class Finding(NamedTuple):
+    """A change that verification found: the file, the line in it (0: none in particular), and what it is."""
+
+    path: Path
+    line: int
+    what: str
+
+
+@dataclass(slots=True)
+class Verified:
+    """Result of a verification: what was read, what is wrong, and what is worth knowing."""
+
+    lines: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    heads: dict[int, Place] = field(default_factory=dict)  # by worker: the last line that was read
+
+
+def name_of(worker: int, number: int) -> str:
+    return f"worker-{worker}-{number:06d}.jsonl"
+
+
+def head_name(worker: int) -> str:
+    return f"worker-{worker}.head"
+
+
+def list_files(directory: Path) -> list[AuditFile]:
+    """The audit files of a directory by worker and number; empty where there is none."""
+    try:
+        names = files.list_names(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(directory, error) from None
+    found = [
+        AuditFile(int(match[1]), int(match[2]), directory / name)
+        for name in names
+        if (match := _FILE.match(name))
+    ]
+    return sorted(found)
+
+
+def encode_head(place: Place) -> bytes:
+    """A head of always the same length, so that it is overwritten in place."""
+    text = json.dumps({"seq": place.seq, "hash": place.hash}, separators=(",", ":"))
+    return text.ljust(HEAD_BYTES - 1).encode("ascii") + b"\n"
+
+
+def read_head(directory: Path, worker: int) -> Place | None:
+    """The last line that a worker acknowledged; None where no head can be read."""
+    try:
+        fields = json.loads(files.read_bounded(directory / head_name(worker), HEAD_BYTES))
+        return Place(int(fields["seq"]), str(fields["hash"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_end(path: Path) -> tuple[Line | None, int]:
+    """The last whole line of a file, None if none can be read, and how many bytes are behind it."""
+    raw = _read(path)
+    whole = raw.rfind(b"\n") + 1
+    start = raw.rfind(b"\n", 0, max(0, whole - 1)) + 1
+    try:
+        return decode(raw[start:whole]), len(raw) - whole
+    except ValueError:
+        return None, len(raw) - whole
+
+
+def trail(directory: Path) -> Iterator[dict[str, Any]]:
+    """The fields of every line that can be read, of all workers, by time; ``worker`` is added."""
+    workers = sorted({one.worker for one in list_files(directory)})
+    yield from heapq.merge(*(_lines_of(directory, one) for one in workers), key=lambda one: str(one["time"]))
+
+
+def _lines_of(directory: Path, worker: int) -> Iterator[dict[str, Any]]:
+    for file in list_files(directory):
+        if file.worker != worker:
+            continue
+        for raw in _read(file.path).splitlines(keepends=True):
+            try:
+                fields = json.loads(raw)
+                yield {"worker": worker, **fields, "time": str(fields["time"])}
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue  # verify tells about it; a search shows what there is
+
+
+def verify(directory: Path, anchors: dict[int, Place] | None = None) -> Verified:
+    """Read every chain from its beginning to its head; ``anchors`` are places known from elsewhere."""
+    found = Verified()
+    listed = list_files(directory)
+    workers = {one.worker for one in listed} | set(anchors or ()) | _heads(directory)
+    if not workers:
+        raise NotFound(
+            f"{directory} has no audit files",
+            why="the broker was started without audit.mode, or it is another directory",
+            hint="give --data-dir, or set audit.mode: on",
+        )
+    for worker in sorted(workers):
+        own = [one for one in listed if one.worker == worker]
+        _Chain(directory, worker, found).run(own, (anchors or {}).get(worker))
+    return found
+
+
+def _heads(directory: Path) -> set[int]:
+    try:
+        names = files.list_names(directory)
+    except FileNotFoundError:
+        return set()
+    return {int(match[1]) for name in names if (match := _HEAD.match(name))}
+
+
+class _Chain:
+    """One worker's chain while it is read."""
+
+    def __init__(self, directory: Path, worker: int, found: Verified) -> None:
+        self._directory = directory
+        self._worker = worker
+        self._found = found
+        self._place = START
+        self._hashes: dict[int, str] = {0: START.hash}
+        self._removed: set[Place] = {START}
+        self._torn: tuple[Path, int] | None = None
+        self._beginning: tuple[Path, Place] | None = None
+
+    def run(self, own: list[AuditFile], anchor: Place | None) -> None:
+        head = read_head(self._directory, self._worker)  # before the lines: a broker may be writing
+        for before, file in zip([None, *own], own, strict=False):
+            if before is not None and file.number != before.number + 1:
+                self._tell(
+                    file.path, 0, f"files {before.number + 1} to {file.number - 1} are missing before it"
+                )
+            self._read_file(file)
+        self._check_torn(None)
+        self._check_beginning()
+        head_path = self._directory / head_name(self._worker)
+        if head is None:
+            self._tell(head_path, 0, "the head cannot be read, so a cut end would not be seen")
+        for name, place in (("the head", head), ("the place given", anchor)):
+            if place is not None and self._hashes.get(place.seq) != place.hash:
+                what = f"line {place.seq}, which {name} names, is missing or another one: the end was cut"
+                self._tell(own[-1].path if own else head_path, 0, what)
+        self._found.heads[self._worker] = self._place
+
+    def _read_file(self, file: AuditFile) -> None:
+        raw = _read(file.path)
+        whole = raw.rfind(b"\n") + 1
+        for number, text in enumerate(raw[:whole].split(b"\n")[:-1], 1):
+            try:
+                line = decode(text + b"\n")
+            except ValueError as error:
+                self._tell(file.path, number, str(error))
+                self._torn = None
+                continue
+            if number == 1:
+                self._check_torn(line)
+            self._take(file.path, number, line)
+        if whole < len(raw):
+            self._torn = (file.path, len(raw) - whole)
+
+    def _take(self, path: Path, number: int, line: Line) -> None:
+        if self._beginning is None:
+            self._beginning = (path, Place(line.place.seq - 1, line.prev))
+            self._place = self._beginning[1]
+            self._hashes = {self._place.seq: self._place.hash}
+        if problem := follows(line, self._place):
+            self._tell(path, number, problem)
+        self._place = line.place
+        self._hashes[line.place.seq] = line.place.hash
+        self._found.lines += 1
+        if line.fields.get("operation") == REMOVED:
+            for seq, digest in line.fields["details"].get("places", []):
+                self._removed.add(Place(int(seq), str(digest)))
+
+    def _check_torn(self, following: Line | None) -> None:
+        """A line that is not whole was never acknowledged, if the writer says so or had no time to."""
+        if self._torn is None:
+            return
+        path, size = self._torn
+        self._torn = None
+        if following is None:
+            self._found.notes.append(f"{path}: {_TORN_SHOWN}; a writer was killed, or is writing now")
+        elif (
+            following.fields.get("operation") != BEGIN
+            or following.fields["details"].get("torn_bytes") != size
+        ):
+            self._tell(path, 0, f"{_TORN_SHOWN}, and the file behind it does not know of that")
+
+    def _check_beginning(self) -> None:
+        """A chain begins with line 1, or behind files that retention removed and named."""
+        if self._beginning is not None and self._beginning[1] not in self._removed:
+            path, place = self._beginning
+            self._tell(path, 1, f"lines 1 to {place.seq} are missing, and no retention removed them")
+
+    def _tell(self, path: Path, line: int, what: str) -> None:
+        self._found.findings.append(Finding(path, line, what))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # retention removed it between the list and here
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"{path} cannot be read",
+        why=error.strerror or str(error),
+        hint="audit files belong to the broker's user",
+    )

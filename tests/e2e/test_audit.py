@@ -1,0 +1,78 @@
+"""The audit of a running broker: what it tells, what kill -9 leaves of it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from danube import sync
+from danube.broker.audit.trail import trail, verify
+from tests.broker_process import BrokerProcess
+
+ON = {"DANUBE_AUDIT__MODE": "on"}
+
+
+def told(directory: Path) -> list[tuple[str, str]]:
+    return [
+        (one["operation"], one["resource"]) for one in trail(directory) if "audit." not in one["operation"]
+    ]
+
+
+def danube(*words: str | Path) -> Any:
+    command = [sys.executable, "-m", "danube", *map(str, words), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_requests_that_change_something_are_told_and_reading_is_not(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", workers=2, environment=ON) as broker:
+        with sync.connect(broker.address) as client:
+            client.admin.create_topic("/default/a", partitions=2)
+            client.admin.list_topics()
+            with client.producer("/default/a") as producer:
+                producer.send(b"secret payload")
+            client.admin.delete_topic("/default/a")
+        audit = tmp_path / "data" / "audit"
+        assert told(audit) == [("create_topic", "/default/a"), ("delete_topic", "/default/a")]
+        found = danube("audit", "verify", "--data-dir", tmp_path / "data")
+        assert found["findings"] == [] and len(found["heads"]) == 2
+        (row,) = danube("audit", "find", "--operation", "create_topic", "--data-dir", tmp_path / "data")
+        assert row["principal"] == "anonymous" and row["details"] == {"partitions": 2}
+    assert b"secret payload" not in b"".join(path.read_bytes() for path in audit.iterdir())
+    assert not verify(audit).findings
+
+
+def test_kill_9_of_all_processes_loses_no_line_of_a_request_that_was_carried_out(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path / "data", workers=2, environment=ON)
+    made = []
+    for life in range(3):
+        with broker.start(), sync.connect(broker.address) as client:
+            for number in range(5):
+                client.admin.create_topic(f"/default/t{life}-{number}")
+                made.append(("create_topic", f"/default/t{life}-{number}"))
+            broker.kill()
+    audit = tmp_path / "data" / "audit"
+    assert set(told(audit)) == set(made) and not verify(audit).findings
+
+
+def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", workers=1) as broker, sync.connect(broker.address) as client:
+        client.admin.create_topic("/default/a")
+    assert not (tmp_path / "data" / "audit").exists()
+
+
+def test_files_that_cannot_be_written_stop_nothing_unless_they_must(tmp_path: Path) -> None:
+    """The folder is a file; tests of a line that is required are in unit/broker/audit."""
+    (tmp_path / "file").touch()
+    there = {"DANUBE_AUDIT__DIRECTORY": str(tmp_path / "file")}
+    with (
+        BrokerProcess(tmp_path / "data", workers=1, environment=ON | there) as broker,
+        sync.connect(broker.address) as client,
+    ):
+        client.admin.create_topic("/default/a")
+        said = broker.output_path.read_text()
+    assert "audit files cannot be written" in said and "an audit line was not written" in said

@@ -1,0 +1,96 @@
+"""``danube audit``: what it shows of the files, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from danube.broker.audit.lines import Entry
+from danube.broker.audit.writer import AuditWriter
+from danube.cli.main import root
+from danube.cli.terminal.services import Services
+
+NOW_US = 1_795_855_243_000_000
+
+
+class Line:
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def __call__(self, *words: str, exit_code: int = 0) -> Result:
+        command = ["audit", *words, "--data-dir", str(self.data)]
+        result = CliRunner().invoke(root, command, obj=Services(environ={}))
+        assert result.exit_code == exit_code, result.output
+        return result
+
+    def json(self, *words: str, exit_code: int = 0) -> Any:
+        return json.loads(self(*words, "-o", "json", exit_code=exit_code).stdout)
+
+
+@pytest.fixture
+def danube(tmp_path: Path) -> Line:
+    """Two workers; four requests, a second apart."""
+    writers = [AuditWriter(tmp_path / "audit", worker, lambda: NOW_US) for worker in (0, 1)]
+    for writer in writers:
+        writer.open()
+    for number in range(4):
+        when = NOW_US + 1_000_000 * number
+        who = ("user:ann", "user:bob")[number // 2]
+        outcome = ("allowed", "denied")[number % 2]
+        writers[number % 2].append(Entry(when, "create_topic", outcome, who, resource=f"/default/t{number}"))
+    for writer in writers:
+        writer.close()
+    return Line(tmp_path)
+
+
+def test_the_newest_lines_are_shown(danube: Line) -> None:
+    assert [one["resource"] for one in danube.json("tail", "-n", "2")] == ["/default/t2", "/default/t3"]
+    shown = danube("tail").stdout
+    assert shown.index("/default/t0") < shown.index("/default/t3") and "user:bob" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        (["--principal", "user:bob"], [2, 3]),
+        (["--outcome", "denied"], [1, 3]),
+        (["--resource", "/default/t1"], [1]),
+        (["--operation", "create_topic", "--since", "2026-11-28T08:40:45Z"], [2, 3]),
+        (["--operation", "create_topic", "--until", "2026-11-28T10:40:45+02:00"], [0, 1]),
+        (["--operation", "create_topic", "--since", "2026-11-28T08:40:46"], [3]),
+    ],
+)
+def test_lines_are_found_by_what_they_say(danube: Line, words: list[str], numbers: list[int]) -> None:
+    found = danube.json("find", *words)
+    assert [one["resource"] for one in found] == [f"/default/t{number}" for number in numbers]
+
+
+def test_what_does_not_fit_is_an_error(danube: Line) -> None:
+    danube("find", "--principal", "user:eve", exit_code=3)
+    danube("find", "--since", "yesterday", exit_code=2)
+    danube("verify", "--head", "x", exit_code=2)
+    danube.data = danube.data / "elsewhere"
+    for command in ("tail", "find", "export", "verify"):
+        assert "no audit files" in danube(command, exit_code=3).stderr
+
+
+def test_an_export_is_what_is_stored(danube: Line) -> None:
+    rows = [json.loads(line) for line in danube("export", "--operation", "create_topic").stdout.splitlines()]
+    stored = b"".join(sorted(path.read_bytes() for path in (danube.data / "audit").glob("*.jsonl"))).decode()
+    assert len(rows) == 4 and all(f'"hash":"{row["hash"]}"' in stored for row in rows)
+
+
+def test_verification_ends_with_10_where_something_was_changed(danube: Line) -> None:
+    heads = danube.json("verify")["heads"]
+    said = danube("verify", "--head", heads[0]).stdout
+    assert "6 lines, 0 findings" in said and f"head {heads[1]}" in said
+    path = danube.data / "audit" / "worker-0-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"user:ann", b"user:eve"))
+    found = danube.json("verify", exit_code=10)
+    assert "a byte was changed" in found["findings"][0]["what"]
+    assert "worker-0-000001.jsonl:2:" in danube("verify", exit_code=10).stdout
+    assert danube.json("verify", "--head", "0:9:" + "0" * 64, exit_code=10)["findings"]

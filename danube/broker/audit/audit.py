@@ -55,7 +55,7 @@ class Audit:
         self._now_us = now_us
         self._sync_due: asyncio.TimerHandle | None = None
         self._folded: dict[tuple[str, str, str], tuple[Entry, int, int]] = {}  # first line, when, more since
-        self._told_seq = 0
+        self._told_number = 0
         self._told_us = 0
 
     def request(self, asker: Identity, request: Admin, connection_id: int) -> None:
@@ -145,10 +145,10 @@ class Audit:
     def _tell_head(self, now_us: int) -> None:
         """Name the head in the log, which is kept elsewhere: a cut end is found by it (`--head`)."""
         place = self._writer.place
-        moved = place.seq - self._told_seq
+        moved = place.number - self._told_number
         if moved and (moved >= HEAD_LINES or now_us - self._told_us >= HEAD_US or now_us < self._told_us):
-            self._told_seq, self._told_us = place.seq, now_us
-            _events.info("audit head", seq=place.seq, hash=place.hash)
+            self._told_number, self._told_us = place.number, now_us
+            _events.info("audit head", seq=place.number, hash=place.hash)
 
     def close(self) -> None:
         if self._sync_due is not None:

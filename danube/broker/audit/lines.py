@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 class Place(NamedTuple):
     """A place in a chain: number and hash of its last line."""
 
-    seq: int
+    number: int
     hash: str
 
 
@@ -64,10 +64,10 @@ class Line(NamedTuple):
 
 def encode(entry: Entry, after: Place) -> tuple[bytes, Place]:
     """The line that follows ``after``, and its place."""
-    seq = after.seq + 1
+    number = after.number + 1
     fields = {
         "time": _instant(entry.time_us),
-        "seq": seq,
+        "seq": number,
         "principal": _short(entry.principal),
         "how": entry.how,
         "source": _short(entry.source),
@@ -87,7 +87,7 @@ def encode(entry: Entry, after: Place) -> tuple[bytes, Place]:
         content = json.dumps(fields, separators=(",", ":")).encode("ascii")
     body = content[:-1]  # the closing brace comes behind the hash
     digest = hashlib.sha256(body).hexdigest()
-    return body + _MARK + digest.encode("ascii") + _END, Place(seq, digest)
+    return body + _MARK + digest.encode("ascii") + _END, Place(number, digest)
 
 
 def decode(raw: bytes) -> Line:
@@ -107,10 +107,10 @@ def decode(raw: bytes) -> Line:
 
 def follows(line: Line, after: Place) -> str:
     """Why ``line`` is not the one behind ``after``; "" if it is."""
-    if line.place.seq != after.seq + 1:
-        return f"line {after.seq + 1} of the chain is missing here; this is line {line.place.seq}"
+    if line.place.number != after.number + 1:
+        return f"line {after.number + 1} of the chain is missing here; this is line {line.place.number}"
     if line.prev != after.hash:
-        return f"line {line.place.seq} follows another line than the one before it"
+        return f"line {line.place.number} follows another line than the one before it"
     return ""
 
 

@@ -73,7 +73,7 @@ def list_files(directory: Path) -> list[AuditFile]:
 
 def encode_head(place: Place) -> bytes:
     """A head of always the same length, so that it is overwritten in place."""
-    text = json.dumps({"seq": place.seq, "hash": place.hash}, separators=(",", ":"))
+    text = json.dumps({"seq": place.number, "hash": place.hash}, separators=(",", ":"))
     return text.ljust(HEAD_BYTES - 1).encode("ascii") + b"\n"
 
 
@@ -167,8 +167,8 @@ class _Chain:
         if head is None:
             self._tell(head_path, 0, "the head cannot be read, so a cut end would not be seen")
         for name, place in (("the head", head), ("the place given", anchor)):
-            if place is not None and self._hashes.get(place.seq) != place.hash:
-                what = f"line {place.seq}, which {name} names, is missing or another one: the end was cut"
+            if place is not None and self._hashes.get(place.number) != place.hash:
+                what = f"line {place.number}, which {name} names, is missing or another one: the end was cut"
                 self._tell(own[-1].path if own else head_path, 0, what)
         self._found.heads[self._worker] = self._place
 
@@ -190,17 +190,17 @@ class _Chain:
 
     def _take(self, path: Path, number: int, line: Line) -> None:
         if self._beginning is None:
-            self._beginning = (path, Place(line.place.seq - 1, line.prev))
+            self._beginning = (path, Place(line.place.number - 1, line.prev))
             self._place = self._beginning[1]
-            self._hashes = {self._place.seq: self._place.hash}
+            self._hashes = {self._place.number: self._place.hash}
         if problem := follows(line, self._place):
             self._tell(path, number, problem)
         self._place = line.place
-        self._hashes[line.place.seq] = line.place.hash
+        self._hashes[line.place.number] = line.place.hash
         self._found.lines += 1
         if line.fields.get("operation") == REMOVED:
-            for seq, digest in line.fields["details"].get("places", []):
-                self._removed.add(Place(int(seq), str(digest)))
+            for number, digest in line.fields["details"].get("places", []):
+                self._removed.add(Place(int(number), str(digest)))
 
     def _check_torn(self, following: Line | None) -> None:
         """A line that is not whole was never acknowledged, if the writer says so or had no time to."""
@@ -220,7 +220,7 @@ class _Chain:
         """A chain begins with line 1, or behind files that retention removed and named."""
         if self._beginning is not None and self._beginning[1] not in self._removed:
             path, place = self._beginning
-            self._tell(path, 1, f"lines 1 to {place.seq} are missing, and no retention removed them")
+            self._tell(path, 1, f"lines 1 to {place.number} are missing, and no retention removed them")
 
     def _tell(self, path: Path, line: int, what: str) -> None:
         self._found.findings.append(Finding(path, line, what))

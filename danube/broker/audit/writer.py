@@ -89,7 +89,7 @@ class AuditWriter:
         line, torn = read_end(last.path) if last is not None else (None, 0)
         head = read_head(self._directory, self._worker) or START
         end = line.place if line is not None else START
-        self.place = end if end.seq >= head.seq else head
+        self.place = end if end.number >= head.number else head
         return torn
 
     def _open_head(self) -> None:

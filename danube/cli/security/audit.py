@@ -190,7 +190,7 @@ def verify(
     from danube.broker.audit.trail import verify as verify_files
 
     verified = verify_files(_directory(services, data_dir, file), heads)
-    told = [f"{worker}:{place.seq}:{place.hash}" for worker, place in verified.heads.items()]
+    told = [f"{worker}:{place.number}:{place.hash}" for worker, place in verified.heads.items()]
     findings = [{"file": str(one.path), "line": one.line, "what": one.what} for one in verified.findings]
     if output == "json":
         show({"lines": verified.lines, "findings": findings, "notes": verified.notes, "heads": told}, output)

@@ -211,7 +211,7 @@ def test_a_cut_of_end_and_head_together_is_found_by_a_head_that_was_kept_elsewhe
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]))
     place = decode(lines[-2]).place
-    (tmp_path / "worker-0.head").write_text(json.dumps({"seq": place.seq, "hash": place.hash}))
+    (tmp_path / "worker-0.head").write_text(json.dumps({"seq": place.number, "hash": place.hash}))
     assert not found(tmp_path)
     assert "the end was cut" in found(tmp_path, anchors=kept)[0]
 

@@ -51,6 +51,9 @@ COMMANDS = {
         "danube.cli.records.load:load", "Load-test a broker with Locust and account for every record."
     ),
     "audit": Entry("danube.cli.security.audit:audit", "Show, search and verify who asked for what."),
+    "security": Entry(
+        "danube.cli.security.access:security", "Say who may do what; keys, tokens and revocations."
+    ),
     "certs": Entry("danube.cli.security.certs:certs", "Make, show and check certificates."),
     "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import line, note, output_option, show
+from danube.cli.terminal.private_file import put_file
 from danube.errors import InvalidArgument, NotFound, StorageFailed
 
 if TYPE_CHECKING:
@@ -163,30 +163,12 @@ class _Made:
     def _write(self, name: str, pair: Pair) -> None:
         """The key first: a certificate without its key would be taken for whole."""
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        try:
-            _put(key, pair.key, 0o600)
-            _put(certificate, pair.certificate, _OPEN_MODE)
-        except OSError as error:
-            raise StorageFailed(
-                f"{certificate} cannot be written", why=error.strerror or str(error)
-            ) from None
+        put_file(key, pair.key)
+        put_file(certificate, pair.certificate, _OPEN_MODE)
         self._note(name, "made")
 
     def _note(self, name: str, done: str) -> None:
         self.rows.append({"file": self._directory / f"{name}.pem", "done": done})
-
-
-def _put(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file in one step; it has its mode before it has its content, whatever the umask says."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-    fresh.replace(path)
 
 
 @certs.command("show", short_help="Show what a certificate is.")

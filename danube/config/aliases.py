@@ -117,7 +117,7 @@ _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     ),
     "load_manager.rebalancing.blacklist_topics": (("",), "leave it empty: every topic may move"),
     **{
-        f"policies.{name}": (("0",), "set it to 0: this broker's own limit holds (docs/configuration.md)")
+        f"policies.{name}": (("0",), "set it to 0, and give namespaces their own: danube namespaces set")
         for name in (
             "max_producers_per_topic",
             "max_subscriptions_per_topic",
@@ -128,7 +128,7 @@ _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     },
     "policies.max_subscription_dispatch_rate": (
         ("0",),
-        "set it to 0, and give topics their own: danube topics create --max-dispatch-rate",
+        "set it to 0, and give namespaces their own: danube namespaces set",
     ),
 }
 _ALWAYS_THERE: Final = frozenset({"default", "system"})

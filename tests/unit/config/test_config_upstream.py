@@ -179,7 +179,7 @@ def test_members_that_cannot_be_reached_need_an_address(tmp_path: Path) -> None:
     [
         ({"bootstrap_namespaces": ["default", "sales"]}, "danube-admin namespaces create sales"),
         ({"policies": {"max_publish_rate": 5}}, "max_publish_rate"),
-        ({"policies": {"max_subscription_dispatch_rate": 5}}, "--max-dispatch-rate"),
+        ({"policies": {"max_subscription_dispatch_rate": 5}}, "danube namespaces set"),
         ({"load_manager": {"rebalancing": {"blacklist_topics": ["/default/a"]}}}, "every topic may move"),
         ({"dispatch": {"max_unacked_messages": 0}}, "subscriptions.max_unacked"),
         ({"meta_store": {"seed_nodes": "a b"}}, "cluster.seed_nodes"),

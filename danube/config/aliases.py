@@ -124,12 +124,9 @@ _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
             "max_consumers_per_topic",
             "max_consumers_per_subscription",
             "max_publish_rate",
+            "max_subscription_dispatch_rate",
         )
     },
-    "policies.max_subscription_dispatch_rate": (
-        ("0",),
-        "set it to 0, and give namespaces their own: danube namespaces set",
-    ),
 }
 _ALWAYS_THERE: Final = frozenset({"default", "system"})
 _RAFT_PORT: Final = "broker.ports.raft"

@@ -29,9 +29,16 @@ from danube.core.dispatch.holed import UNUSED, HoledSubscription
 from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
 from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.partition.publish_rate import PublishRate
+from danube.core.partition.publish_rate import ANSWER_NS_MAX, PublishRate
 from danube.core.protocol.native import DeliveryFlag, FrameFlag
-from danube.errors import DanubeError, InvalidArgument, StorageFailed, SubscriptionNotFound, TopicNotFound
+from danube.errors import (
+    DanubeError,
+    InvalidArgument,
+    QuotaExceeded,
+    StorageFailed,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from danube.host import clock, telemetry
 from danube.limits import READ_CHUNK_BYTES, SUBSCRIPTIONS_PER_PARTITION_MAX
 from danube.wal.segments.holes import HoleKind
@@ -232,7 +239,7 @@ class HostedPartition:
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         rate = self.publish_rate
         if rate is not None:
-            rate.check(self.name, clock.monotonic_ns())
+            self._check_rate(session, rate)
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):
             self.counters.add("duplicates")
@@ -259,6 +266,15 @@ class HostedPartition:
             self.log.append(batch, header)
             if self._live_readers:
                 self.hot.add(base_offset, end_offset, bytes(batch))
+
+    def _check_rate(self, session: Session, rate: PublishRate) -> None:
+        """Raise QuotaExceeded beyond the publish rate; the session rests then, lest it asks again at once."""
+        now_ns = clock.monotonic_ns()
+        try:
+            rate.check(self.name, now_ns)
+        except QuotaExceeded:
+            session.rest_ns = now_ns + ANSWER_NS_MAX
+            raise
 
     def follow_metadata(self) -> None:
         """Read metadata that was committed before the last bytes came; it applies to what they ask."""

@@ -390,6 +390,7 @@ def test_answers_wait_for_the_publish_rate_and_then_batches_are_refused(
     bench.publish(bench.client, numbered(1), handle)
     error = bench.client.only(Kind.ERROR).error
     assert isinstance(error, QuotaExceeded) and error.retryable
+    assert bench.client.rest_ns == at[0] + 10**9, "who is refused is not read for a second"
     assert error.facts == {"limit": 10, "quota": "max_publish_rate_per_topic", "retry_after_ms": 1_001}
     at[0] += 999_000_000
     bench.shard.tick()

@@ -23,6 +23,8 @@ _INFO: Final = getattr(socket, "TCP_INFO", 11)
 _INFO_BYTES: Final = 60  # of struct tcp_info, linux/tcp.h
 _RETRANSMITS: Final = 2
 _LAST_ACK_RECEIVED: Final = struct.Struct("=56xI")  # milliseconds ago
+_BYTES_ACKED: Final = struct.Struct("=120xQ")
+_ALL_BYTES: Final = 1 << 62  # more than any connection sends
 
 
 def tune_socket(raw: Any) -> None:
@@ -43,6 +45,20 @@ def unsent_bytes(descriptor: int) -> int:
     except (OSError, ValueError):
         return 0
     return int(count)
+
+
+def untaken_bytes(raw: Any) -> int:
+    """Return a number that falls whenever the peer takes bytes of a connection with unsent ones.
+
+    Between TLS and the kernel lie bytes that no transport shows.  So the kernel is asked how many bytes the
+    peer has taken in all.
+    """
+    try:
+        info = raw.getsockopt(socket.IPPROTO_TCP, _INFO, _BYTES_ACKED.size)
+    except OSError:  # the socket was closed meanwhile, or this kernel does not show it
+        return _ALL_BYTES
+    taken = _BYTES_ACKED.unpack(info)[0] if len(info) == _BYTES_ACKED.size else 0
+    return _ALL_BYTES - int(taken)
 
 
 def gone(raw: Any) -> bool:

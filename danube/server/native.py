@@ -29,7 +29,7 @@ from danube.errors import (
 )
 from danube.host import clock, tcp, telemetry
 from danube.limits import FRAME_BYTES_MAX, OUTPUT_BUFFER_BYTES_MAX, PUBLISH_CREDIT_BYTES, RECEIVE_BUFFER_BYTES
-from danube.server.half_open import gone, tune_socket, unsent_bytes
+from danube.server.half_open import gone, tune_socket, unsent_bytes, untaken_bytes
 from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
 
 
@@ -532,6 +532,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             return
         unsent = transport.get_write_buffer_size() + unsent_bytes(self._descriptor)
+        if self._tls and unsent:
+            unsent = untaken_bytes(transport.get_extra_info("socket"))
         verdict = silence.look(now_ns, timeout_ns, unsent)
         if verdict is Verdict.ASK:
             transport.write(wire.control_frame(Kind.PING))

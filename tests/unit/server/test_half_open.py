@@ -6,7 +6,8 @@ import socket
 from typing import Any
 
 from danube.server import half_open
-from danube.server.half_open import GONE_MS, gone, tune_socket
+from danube.server.half_open import GONE_MS, gone, tune_socket, untaken_bytes
+from tests.broker_process import wait_until
 
 
 class Told:
@@ -55,3 +56,16 @@ def test_a_connection_is_asked_by_the_kernel_within_half_a_minute() -> None:
             assert told["TCP_KEEPIDLE"] + told["TCP_KEEPINTVL"] * told["TCP_KEEPCNT"] <= GONE_MS / 1000
             accepted.sendall(b"x")
             assert dialled.recv(1) == b"x" and not gone(accepted)
+
+
+def test_a_number_falls_while_a_peer_takes_bytes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname()) as sender, listener.accept()[0] as taker:
+            before = untaken_bytes(sender)
+            sender.sendall(bytes(10_000))
+            assert len(taker.recv(10_000, socket.MSG_WAITALL)) == 10_000
+            wait_until(lambda: untaken_bytes(sender) == before - 10_000, 10, "acknowledged")
+        assert untaken_bytes(sender) >= before, "a closed socket has taken nothing"
+    near, far = socket.socketpair()
+    with near, far:
+        assert untaken_bytes(near) >= before, "nor has one that is no TCP socket"

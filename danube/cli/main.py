@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -55,10 +56,14 @@ COMMANDS = {
         "danube.cli.security.access:security", "Say who may do what; keys, tokens and revocations."
     ),
     "certs": Entry("danube.cli.security.certs:certs", "Make, show and check certificates."),
+    "context": Entry(
+        "danube.cli.security.context:context", "Keep brokers, and what they are shown, by name."
+    ),
     "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),
 }
+_WITHOUT_CONTEXT = ("start", "stop", "context", "completion", "version")
 ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "brokers", "schemas": "schema"}
 
 
@@ -85,8 +90,9 @@ class Root(LazyGroup):
     invoke_without_command=True,
 )
 @click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.option("--context", "chosen", metavar="NAME", help="Ask the broker of this context.")
 @click.pass_context
-def root(context: click.Context, version: bool) -> None:
+def root(context: click.Context, version: bool, chosen: str | None) -> None:
     """Danube, a message broker.
 
     \b
@@ -107,6 +113,10 @@ def root(context: click.Context, version: bool) -> None:
         click.echo(f"danube {__version__}")
     elif context.invoked_subcommand is None:
         click.echo(context.get_help())
+    elif context.invoked_subcommand not in _WITHOUT_CONTEXT:
+        from danube.cli.terminal import contexts
+
+        contexts.apply(os.environ, chosen)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from danube.cli.terminal import contexts
 from danube.errors import ConnectionFailed, TopicNotFound
 
 DEFAULT_URL = "danube://127.0.0.1:6660"
@@ -54,9 +55,12 @@ def _with_origin(context: click.Context, param: click.Parameter, value: str | No
     if value is None:
         return None
     source = context.get_parameter_source(param.name or "")
+    if source is click.core.ParameterSource.ENVIRONMENT and contexts.in_use():
+        return Address(read_address(value), "the context in use (`danube context list`)")
     if source is click.core.ParameterSource.ENVIRONMENT:
         return Address(read_address(value), f"the environment variable {ENVIRONMENT_NAME}")
     by_default = source is click.core.ParameterSource.DEFAULT
+    contexts.retract(os.environ, read_address(value))
     return Address(read_address(value), "the default" if by_default else "--service-addr")
 
 

@@ -46,6 +46,7 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
     )
     controller = _controller(config)
     _restore(config, announce)
+    _check_keys(config)
     _import_worker_parts()
     _check_tls(config)
     return supervisor.run(
@@ -119,6 +120,14 @@ def _controller(config: BrokerConfig) -> ControllerSide | None:
 def _import_worker_parts() -> None:
     """Import the workers' modules before the fork, so that workers share them and start at once."""
     import uvloop  # noqa: F401
+
+
+def _check_keys(config: BrokerConfig) -> None:
+    """Refuse the start if a key cannot be used: workers that find it out would start again and again."""
+    if config.auth.asks:
+        from danube.config.auth import credentials_of
+
+        credentials_of(config.auth, short_allowed=config.only_this_host)
 
 
 def _check_tls(config: BrokerConfig) -> None:
@@ -219,4 +228,5 @@ def native_server(
         count=worker.counters.add,
         address=lambda: worker.cluster.directory.address if worker.cluster is not None else "",
         passing=passing,
+        admission=worker.admission,
     )

@@ -115,6 +115,7 @@ class GrpcClient:
         if window:
             self.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: window})
         self.streams: dict[int, Stream] = {}
+        self.fields: list[tuple[str, str]] = []  # of every call, such as its credential
         self.went_away: h2.events.ConnectionTerminated | None = None
         self.reading = True
         self.flush()
@@ -140,7 +141,7 @@ class GrpcClient:
         stream_id = self.h2.get_next_available_stream_id()
         headers = [
             (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", self.authority),
-            ("te", "trailers"), ("content-type", "application/grpc"), *metadata,
+            ("te", "trailers"), ("content-type", "application/grpc"), *self.fields, *metadata,
         ]  # fmt: skip
         self.h2.send_headers(stream_id, headers, end_stream=not more)
         stream = self.streams[stream_id] = Stream(self, stream_id, response)

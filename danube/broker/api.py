@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.core.protocol.native import error_frame, published_frame
+from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import DanubeError
 
 if TYPE_CHECKING:
@@ -61,14 +62,27 @@ class Session(ABC):
 
 
 class RoutedSession(Session):
-    """A connection that this worker holds: where each of its handles lives."""
+    """A connection that this worker holds: whose it is, and where each of its handles lives."""
 
-    def __init__(self, connection_id: int) -> None:
+    def __init__(self, connection_id: int, identity: Identity = ANONYMOUS) -> None:
         super().__init__()
         self.connection_id = connection_id
+        self.identity = identity
+        self.grants: dict[int, Any] = {}  # handle -> Grant, where access is controlled
         self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
         self.known_to: set[int] = set()  # other workers that keep something for this connection
+
+    def holds(self, handle: int) -> bool:
+        """Return whether a handle is open, here or elsewhere, or is being opened."""
+        return any(handle in held for held in (self.routes, self.producers, self.consumers, self.opening))
+
+
+class Holder(Protocol):
+    """Whatever keeps rights for a client: a connection."""
+
+    def judge_again(self) -> int:
+        """Give up what is no longer allowed; return how many rights were looked at."""
 
 
 class Door(Protocol):
@@ -80,6 +94,7 @@ class Door(Protocol):
 
     def factory(self) -> asyncio.BaseProtocol: ...
     def session(self, connection_id: int) -> RoutedSession | None: ...
+    def holders(self) -> list[Holder]: ...
     def worker_restarted(self, worker: int) -> None: ...
     def hand_over(self) -> bool: ...
     def flush(self) -> None: ...

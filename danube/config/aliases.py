@@ -69,9 +69,11 @@ LISTS: Final = frozenset(
         "bootstrap_namespaces",
         "meta_store.seed_nodes",
         "auth.super_admins",
+        "auth.jwt.keys",
         "load_manager.rebalancing.blacklist_topics",
     }
 )
+RECORDS: Final = frozenset({"auth.jwt.keys"})  # each entry of the list is a mapping
 BESIDE: Final = "meta_store.data_dir"  # a data directory, where the storage section names none
 _FOLDERS: Final = frozenset({"storage.local_wal_root", "storage.cache_root", "storage.wal.dir"})
 _PLACES: Final = frozenset({"storage.root", "storage.durable.root", "storage.object_store.root"})
@@ -93,10 +95,7 @@ _PASSED_OVER: Final = frozenset(
         "storage.wal.advanced.file_sync.interval_ms",
         "storage.wal.advanced.file_sync.max_batch_bytes",
         "broker.advertised_listeners.broker_url",
-        "auth.jwt.secret_key",
-        "auth.jwt.issuer",
         "auth.jwt.expiration_time",
-        "auth.super_admins",
         "load_manager.load_report_interval_seconds",
         "load_manager.rebalancing.max_moves_per_hour",
         "load_manager.rebalancing.cooldown_seconds",
@@ -110,11 +109,6 @@ REFUSED: Final = {
 }
 # Refused unless they have one of these values; with the alternative.
 _ONLY: Final[dict[str, tuple[tuple[str, ...], str]]] = {
-    "auth.mode": (
-        ("none",),
-        "nobody is authenticated in this release: set auth.mode to none, and for TLS tls.cert_file and"
-        " tls.key_file to what auth.tls names",
-    ),
     "load_manager.rebalancing.blacklist_topics": (("",), "leave it empty: every topic may move"),
     **{
         f"policies.{name}": (("0",), "set it to 0, and give namespaces their own: danube namespaces set")
@@ -204,6 +198,8 @@ def _theirs(
             host = text.strip() if name == "broker.host" else host
             key, unit = _THEIRS[name]
             yield key, _changed(name, text.strip()) + unit, origin
+        elif name.startswith("auth.") and name not in _PASSED_OVER:  # a section of both
+            yield name, text, origin
     if mode == "tls":  # with another one the original broker does not read them
         yield from tls
     if raft is not None:

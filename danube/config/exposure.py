@@ -28,8 +28,9 @@ def loopback(host: str) -> bool:
 
 def open_doors(config: BrokerConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and a sentence of each address that others reach without being asked anything."""
-    if not loopback(config.server.host) and config.tls.client_certificates != "required":
-        lacking = "authentication" if config.tls.cert_file else "encryption or authentication"
+    guards = {"encryption": bool(config.tls.cert_file), "authentication": config.asks_clients}
+    lacking = " or ".join(name for name, there in guards.items() if not there)
+    if not loopback(config.server.host) and lacking:
         yield (
             "server.host",
             f"listening on {config.server.host} without {lacking}: anyone who reaches it may read and write",

@@ -126,6 +126,9 @@ def _scalar(path: Path, key: str, node: yaml.Node, problems: list[Problem]) -> I
     if isinstance(node, yaml.SequenceNode) and key in config_aliases.LISTS:
         inner = [one for each in node.value for one in _scalar(path, f"{key}[]", each, problems)]
         yield key, ",".join(text for _, text, _ in inner), origin
+    elif isinstance(node, yaml.MappingNode) and key.removesuffix("[]") in config_aliases.RECORDS:
+        words = [one for name, value in node.value for one in _scalar(path, str(name.value), value, problems)]
+        yield key, " ".join(f"{name}={text}" for name, text, _ in words), origin
     elif not isinstance(node, yaml.ScalarNode):
         problems.append(Problem(origin, f"{key} takes one value, not a list or a mapping"))
     elif _empty(node):

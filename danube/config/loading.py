@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from danube import limits
+from danube.config import auth as auth_section
 from danube.config.audit import AuditConfig
+from danube.config.auth import AuthConfig
 from danube.config.problems import Problem, suggestion
 from danube.config.sections import (
     AdminConfig,
@@ -73,6 +75,7 @@ class BrokerConfig:
         metadata={"setting": Setting("data_dir", parse_directory)},
     )
     server: ServerConfig = field(default_factory=ServerConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     admin: AdminConfig = field(default_factory=AdminConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -102,6 +105,16 @@ class BrokerConfig:
     def audit_directory(self) -> Path:
         """Where audit files lie, whether any are written or not."""
         return Path(self.audit.directory) if self.audit.directory else self.data_dir / "audit"
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether a client must prove something to get in."""
+        return self.auth.asks or self.tls.client_certificates == "required"
+
+    @property
+    def only_this_host(self) -> bool:
+        """Whether only processes of this host reach the ports for clients."""
+        return self.server.host.startswith("127.") or self.server.host in ("localhost", "::1")
 
     @property
     def local_socket(self) -> bool:
@@ -273,6 +286,9 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
     problems += _storage_contradictions(config.storage, origins)
     problems += _cluster_contradictions(config, origins)
     problems += _tls_contradictions(config, origins)
+    problems += auth_section.contradictions(
+        config.auth, config.tls, origins, loopback=config.only_this_host, clustered=config.cluster.enabled
+    )
     for reliable in (True, False):
         try:
             config.topic_policy(reliable=reliable).check()

@@ -169,6 +169,10 @@ class Secret:
     def reveal(self) -> str:
         return self._text
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self._text.encode())
+
     def __bool__(self) -> bool:
         return bool(self._text)
 

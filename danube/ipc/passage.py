@@ -2,8 +2,8 @@
 
 A worker has a pair of Unix sockets: it receives from one end, and all other workers send to the other end.  A
 message is one descriptor (SCM_RIGHTS, unix(7)), a head with the door's name and the number of bytes sent on
-the socket, and the unused bytes.  The supervisor keeps both ends of every pair.  So the replacement of a dead
-worker receives its waiting sockets, as from the backlog of a listener.
+the socket, what one door tells the other, and the unused bytes.  The supervisor keeps both ends of every
+pair.  So the replacement of a dead worker receives its waiting sockets, as from the backlog of a listener.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-_HEAD: Final = struct.Struct("<16sQ")  # the door's name, and bytes sent
+_HEAD: Final = struct.Struct("<16sQH")  # the door's name, bytes sent, and bytes of what is told
+TOLD_BYTES_MAX: Final = 1024  # an identity, for one
 UNREAD_BYTES_MAX: Final = 128 * 1024  # of one message
 BUFFER_BYTES: Final = 4 * UNREAD_BYTES_MAX  # asked for; the kernel gives what net.core.wmem_max allows
 
@@ -27,6 +28,7 @@ class Passed(NamedTuple):
     door: str
     sent_bytes: int  # that the client has, or that the kernel has for it
     unread: bytes
+    told: bytes = b""  # by the other door to this one
 
 
 def open_pairs(workers: int) -> tuple[Pair, ...]:
@@ -65,14 +67,20 @@ class Passage:
         return self._own.fileno()
 
     def send(
-        self, worker: int, descriptor: int, door: str, sent_bytes: int, unread: bytes | bytearray | memoryview
+        self,
+        worker: int,
+        descriptor: int,
+        door: str,
+        sent_bytes: int,
+        unread: bytes | bytearray | memoryview,
+        told: bytes = b"",
     ) -> bool:
         """Give ``worker`` the socket, which the caller closes then; False when it cannot take more now."""
-        if len(unread) > UNREAD_BYTES_MAX:
+        if len(unread) > UNREAD_BYTES_MAX or len(told) > TOLD_BYTES_MAX:
             return False
-        head = _HEAD.pack(door.encode("ascii"), sent_bytes)
+        head = _HEAD.pack(door.encode("ascii"), sent_bytes, len(told))
         try:
-            socket.send_fds(self._towards[worker], [head, unread], [descriptor])
+            socket.send_fds(self._towards[worker], [head, told, unread], [descriptor])
         except OSError:  # its queue is full, or too many descriptors are on their way
             return False
         return True
@@ -80,14 +88,16 @@ class Passage:
     def receive(self) -> Passed | None:
         """The next socket and its bytes; None when nothing waits."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._own, _HEAD.size + UNREAD_BYTES_MAX, 1)
+            size_max = _HEAD.size + TOLD_BYTES_MAX + UNREAD_BYTES_MAX
+            message, descriptors, _, _ = socket.recv_fds(self._own, size_max, 1)
         except BlockingIOError:
             return None
         for descriptor in descriptors:  # recv_fds() does not hand MSG_CMSG_CLOEXEC on
             os.set_inheritable(descriptor, False)
         raw = socket.socket(fileno=descriptors[0]) if descriptors else None
-        door, sent_bytes = _HEAD.unpack_from(message)
-        return Passed(raw, door.rstrip(b"\0").decode("ascii"), sent_bytes, message[_HEAD.size :])
+        door, sent_bytes, told_bytes = _HEAD.unpack_from(message)
+        told, unread = message[_HEAD.size : _HEAD.size + told_bytes], message[_HEAD.size + told_bytes :]
+        return Passed(raw, door.rstrip(b"\0").decode("ascii"), sent_bytes, unread, told)
 
     def close(self) -> None:
         self._own.close()

@@ -17,7 +17,7 @@ TAKEN_MAX = 64  # in one turn of the loop
 class Door(Protocol):
     """A protocol's server that continues connections of other workers."""
 
-    def arrived(self, unread: bytes, sent_bytes: int) -> asyncio.BaseProtocol:
+    def arrived(self, unread: bytes, sent_bytes: int, told: bytes) -> asyncio.BaseProtocol:
         """The protocol of a connection of which these bytes were read and so many were sent."""
 
 
@@ -53,7 +53,7 @@ class PassedConnections:
         door = self._doors[passed.door]
         try:
             await self._loop.connect_accepted_socket(
-                lambda: door.arrived(passed.unread, passed.sent_bytes), raw
+                lambda: door.arrived(passed.unread, passed.sent_bytes, passed.told), raw
             )
         except OSError as error:
             raw.close()

@@ -10,25 +10,33 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import msgspec
+
 from danube import __version__
-from danube.broker.api import RoutedSession, SharedBytes, Turns
+from danube.broker.admission import Admission
+from danube.broker.api import Holder, RoutedSession, SharedBytes, Turns
 from danube.broker.routing.passing import ConnectionPassing
 from danube.broker.routing.router import Router
 from danube.broker.worker.places import Places
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import Frame, FrameDecoder, Hello, Kind, Welcome
+from danube.core.protocol.native import Authenticate, Expiring, Frame, FrameDecoder, Hello, Kind, Welcome
 from danube.core.protocol.silence import Silence, Verdict
+from danube.core.security.principals import INTERNAL, Identity
 from danube.errors import (
     DanubeError,
     Draining,
     LimitExceeded,
+    NotAuthenticated,
     NotSupported,
     OperationTimeout,
     ProtocolError,
+    TokenExpired,
     UnsupportedVersion,
 )
 from danube.host import clock, tcp, telemetry
+from danube.host.tls import of_peer
 from danube.limits import FRAME_BYTES_MAX, OUTPUT_BUFFER_BYTES_MAX, PUBLISH_CREDIT_BYTES, RECEIVE_BUFFER_BYTES
+from danube.server.expiries import Expiries
 from danube.server.half_open import gone, tune_socket, unsent_bytes, untaken_bytes
 from danube.server.receive_buffers import LENT_BYTES_MAX, ReceiveBuffer, ReceiveBuffers
 
@@ -43,7 +51,13 @@ _log = telemetry.events("native")
 _PONG = int(Kind.PONG)
 _PING = int(Kind.PING)  # a member of an IntEnum costs several times as much to look up
 _SHARE_MEMORY = int(Kind.SHARE_MEMORY)
-_ASKS = frozenset(map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN)))  # answered, and then forgotten
+_AUTHENTICATE = int(Kind.AUTHENTICATE)
+_ASKS = frozenset(
+    map(int, (Kind.PING, Kind.LOOKUP, Kind.ADMIN, Kind.AUTHENTICATE))
+)  # answered, and then forgotten
+_OWN = frozenset(
+    map(int, (Kind.PING, Kind.PONG, Kind.SHARE_MEMORY, Kind.AUTHENTICATE))
+)  # for the door itself
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 HANDSHAKE_FRAME_BYTES_MAX = 64 * 1024
 HIGH_WATER_BYTES = 4 * 1024 * 1024
@@ -69,11 +83,15 @@ class NativeServer:
         count: Callable[[str, int], None],
         address: Callable[[], str] = str,
         passing: ConnectionPassing | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """``address``: host:port by which other brokers name this one; "" on a single host.
 
-        ``passing``: the way to other workers of this host; None if there are none.
+        ``passing``: the way to other workers of this host; None if there are none.  ``admission``: who
+        may come in; None where nobody is asked.
         """
+        self.admission = admission
+        self._expiries = Expiries(admission.leeway_us if admission is not None else 0)
         self.address = address
         self.passing = passing
         self.worker = worker
@@ -100,14 +118,26 @@ class NativeServer:
         self._next_id += 1
         return NativeConnection(self, self._next_id)
 
-    def arrived(self, unread: bytes, sent_bytes: int) -> NativeConnection:
+    def arrived(self, unread: bytes, sent_bytes: int, told: bytes = b"") -> NativeConnection:
         """The protocol of a connection that another worker has welcomed and passed on with these bytes.
 
-        ``sent_bytes`` only tells whether its client answers PING: the worker that welcomed it knows.
+        ``sent_bytes`` only tells whether its client answers PING, and ``told`` who it is: the worker that
+        welcomed it knows.
         """
         connection = self.factory()
         connection.arrive(unread, answers_ping=sent_bytes > 0)
+        if told:
+            connection.identity = msgspec.msgpack.decode(told, type=Identity)
+            self.identified(connection)
         return connection
+
+    def identified(self, connection: NativeConnection) -> int:
+        """Follow the connection's credential to its end; return the seconds until then, 0 for never."""
+        if self.admission is None or not connection.identity.expires_us:
+            return 0
+        now_us = self.admission.now_us()
+        self._expiries.watch(connection, now_us)
+        return max(1, (connection.identity.expires_us - now_us) // 1_000_000)
 
     def opened(self, connection: NativeConnection, now_s: float) -> None:
         if len(self.connections) >= self._connections_max:
@@ -169,6 +199,9 @@ class NativeServer:
         """The connection that frames from an owner elsewhere are for."""
         return self.connections.get(connection_id)
 
+    def holders(self) -> list[Holder]:
+        return list(self.connections.values())
+
     def worker_restarted(self, worker: int) -> None:
         for connection in list(self.connections.values()):
             self.router.worker_restarted(connection, worker)
@@ -208,6 +241,9 @@ class NativeServer:
             connection.leave_gone_peer()
         del self._unswept[-SWEPT_MAX:]
         self._look_for_silence(clock.monotonic_ns())
+        if self.admission is not None:
+            for holder, left_s in self._expiries.due(self.admission.now_us()):
+                holder.expire(left_s)
 
     def _look_for_silence(self, now_ns: int) -> None:
         """Send PING to silent clients, and end the sessions of those that do not answer."""
@@ -261,6 +297,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._descriptor = -1
         self._tls = False
         self.silence: Silence | None = None  # where its client answers PING
+        self._certificate = b""  # of the client, which TLS has verified
         self.peer = self._host = ""
 
     # -- transport --------------------------------------------------------------------------------
@@ -271,7 +308,12 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         raw = transport.get_extra_info("socket")
         tune_socket(raw)
         self._descriptor = raw.fileno()
-        self._tls = transport.get_extra_info("ssl_object") is not None
+        ssl_object = transport.get_extra_info("ssl_object")
+        self._tls = ssl_object is not None
+        if of_peer(ssl_object):
+            self.identity = INTERNAL
+        elif ssl_object is not None:
+            self._certificate = ssl_object.getpeercert(True) or b""
         self.peer = str(transport.get_extra_info("peername") or "a process of this host")
         self._host = tcp.host_of(transport.get_extra_info("peername"))
         self._server.opened(self, asyncio.get_running_loop().time())
@@ -369,12 +411,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     if self.closed:
                         buffer.start = buffer.end
                         return False  # another worker continues with this frame
-                elif frame.kind == _PING:
-                    self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
-                elif frame.kind == _PONG:
-                    pass  # it was heard
-                elif frame.kind == _SHARE_MEMORY:
-                    self._refuse_memory(frame)
+                elif frame.kind in _OWN:
+                    self._take_own(frame, view)
                 elif server.draining and frame.kind == Kind.PUBLISH:
                     self.send_error(Draining("the broker is stopping", hint="send again"), frame.correlation)
                 elif not router.route(self, frame, view):
@@ -395,9 +433,50 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         except DanubeError as error:
             buffer.start = buffer.end  # it holds taken frames until they are written
             server.turns.schedule_turn()
-            self.refuse(error)
+            if server.admission is not None and isinstance(error, NotAuthenticated | TokenExpired):
+                self._refuse_late(error, server.admission.pause_s(self._host))
+            else:
+                self.refuse(error)
             return False
         return True
+
+    def _take_own(self, frame: Frame, view: memoryview) -> None:
+        """Take a frame that is for this door alone; a PONG was heard, and that is all."""
+        if frame.kind == _PING:
+            self.send(wire.control_frame(Kind.PONG, None, frame.correlation))
+        elif frame.kind == _SHARE_MEMORY:
+            self._refuse_memory(frame)
+        elif frame.kind == _AUTHENTICATE:
+            self._authenticate(frame, view)
+
+    def _authenticate(self, frame: Frame, view: memoryview) -> None:
+        """Take a newer credential of the same principal."""
+        server, expires_s = self._server, 0
+        given = wire.decode_control(view[frame.start : frame.end], Authenticate)
+        if server.admission is not None:
+            identity = server.admission.admit(given.token, self._host, self._certificate)
+            if identity.principal != self.identity.principal:
+                raise ProtocolError(
+                    "a connection belongs to one principal",
+                    why=f"it was {self.identity.principal}, and now is {identity.principal}",
+                    hint="connect again",
+                )
+            self.identity = identity
+            expires_s = server.identified(self)
+        self.send(wire.result_frame(expires_s, frame.correlation))
+
+    def _refuse_late(self, error: DanubeError, pause_s: float) -> None:
+        """Refuse after a pause, in which nothing more is taken, so that guessing takes time."""
+        self._blocked = True
+        self._set_reading(False)
+        asyncio.get_running_loop().call_later(pause_s, self.refuse, error)
+
+    def expire(self, left_s: int) -> None:
+        """Tell the client that its credential ends in so many seconds; 0: it has, so the connection ends."""
+        if left_s:
+            self.send(wire.control_frame(Kind.EXPIRING, Expiring(left_s)))
+        else:
+            self.refuse(TokenExpired("the credential has expired", hint="connect again with a new one"))
 
     def _settle(self, frame: Frame, buffer: ReceiveBuffer) -> bool:
         """Take a frame before the connection is placed; return False to route it like any other."""
@@ -423,7 +502,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         unread = buffer.view[frame.start - wire.FRAME_HEADER_BYTES : buffer.end]
         descriptor = transport.get_extra_info("socket").fileno()
         answers_ping = int(self.silence is not None)
-        if owner is None or not server.passing.offer(owner, descriptor, unread, answers_ping):
+        told = b"" if server.admission is None else msgspec.msgpack.encode(self.identity)
+        if owner is None or not server.passing.offer(owner, descriptor, unread, answers_ping, told):
             return False
         server.count("connections_passed", 1)
         self.abort()
@@ -456,6 +536,9 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             raise UnsupportedVersion(
                 f"the client speaks versions {hello.versions[:8]}", why=f"this broker speaks {wire.VERSION}"
             )
+        admission = self._server.admission
+        if admission is not None and self.identity is not INTERNAL:
+            self.identity = admission.admit(hello.token, self._host, self._certificate)
         self.welcomed = True
         if hello.answers_ping:
             self.silence = Silence(clock.monotonic_ns())
@@ -471,8 +554,18 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             PUBLISH_CREDIT_BYTES,
             self._server.address(),
             self._server.session_timeout_ms,
+            str(self.identity.principal) if admission is not None else "",
+            self._server.identified(self),
         )
         self.send(wire.control_frame(Kind.WELCOME, welcome, frame.correlation))
+
+    def judge_again(self) -> int:
+        """Give up what its principal may not do any more; return how many handles were looked at."""
+        server = self._server
+        if server.admission is not None and server.admission.revoked(self.identity):
+            self.refuse(NotAuthenticated("the credential is not accepted any more", hint="get a new one"))
+            return 1
+        return 1 if server.router.judging is None else server.router.judging.again(self)
 
     # -- output -----------------------------------------------------------------------------------
 

@@ -11,17 +11,20 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from danube.broker.admission import admission_of, authority_of
 from danube.broker.processes.listeners import BACKLOG, LOCAL
 from danube.broker.worker.places import Places
 from danube.cluster.control.calls import Answer, ClusterStatus, Request, Status
 from danube.cluster.control.door import ControllerClient
 from danube.cluster.log.waiting import Waiting, waiting_error
+from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.errors import DanubeError, Unavailable
 from danube.host import clock, telemetry
 from danube.host.handshakes import Handshakes
 from danube.limits import KIB
 from danube.server.grpc.door import GrpcDoor
+from danube.server.grpc.guard import GrpcGuard
 from danube.server.grpc.methods import Method, MethodKind, methods_of, services_in
 from danube.server.proto import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2, health_pb2
 from danube.server.services.calls import BrokerCalls
@@ -60,6 +63,7 @@ class WaitingRoom:
         self._servers: list[asyncio.Server | Handshakes] = []
         self._natives: set[asyncio.Transport] = set()
         self._turns = _Turns()
+        self._guard = _guard_of(config)
         self._doors = {name: self._grpc_door(name) for name in _MODULES}
         self._asking: asyncio.Task[None] | None = None
 
@@ -134,7 +138,7 @@ class WaitingRoom:
         door = GrpcDoor(
             name, connections_max=CONNECTIONS_MAX, places=Places(CONNECTIONS_MAX),
             message_bytes_max=MESSAGE_BYTES_MAX, handshake_timeout_ms=self._handshake_ms,
-            turns=self._turns, count=_nothing,
+            turns=self._turns, count=_nothing, guard=self._guard,
         )  # fmt: skip
         for module in _MODULES[name]:
             for service in module.DESCRIPTOR.services_by_name.values():
@@ -157,6 +161,15 @@ class WaitingRoom:
                 yield answers[0]
 
         return method._replace(handler=one if method.kind is MethodKind.UNARY else many)
+
+
+def _guard_of(config: BrokerConfig) -> GrpcGuard | None:
+    """Let in those whom the configuration names; the cluster's roles are not known here yet."""
+    state = Metadata()
+    admission = admission_of(config, lambda: state.access)
+    if admission is None:
+        return None
+    return GrpcGuard(admission, authority_of(config, lambda: state.access), lambda: state)
 
 
 class _Everything:

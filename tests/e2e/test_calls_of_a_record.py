@@ -17,6 +17,7 @@ import pytest
 from danube import sync
 from danube.server.proto import DanubeApi_pb2 as pb
 from tests.broker_process import BrokerProcess, wait_until
+from tests.e2e.authority_site import ENVIRONMENT, root
 
 pytestmark = pytest.mark.e2e
 
@@ -89,15 +90,16 @@ def told(what: str, calls: Counter[str]) -> float:
     return each
 
 
-def counted(broker: Any, tmp_path: Path) -> tuple[BrokerProcess, Counting]:
+def counted(broker: Any, tmp_path: Path, **more: str) -> tuple[BrokerProcess, Counting]:
     """A broker with one worker that counts its calls."""
     folder = tmp_path / "calls"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "sitecustomize.py").write_text(COUNTING)
     environment = {
         "PYTHONPATH": str(folder), "CALLS_FOLDER": str(folder),
         # How often a worker syncs behind is a matter of time and no work for a record.
         "DANUBE_WAL__SYNC_INTERVAL": "1s",
+        **more,
     }  # fmt: skip
     process = broker(workers=1, environment=environment)
     return process, Counting(process, folder)
@@ -127,6 +129,20 @@ def test_one_record_through_a_worker_costs_few_calls(broker: Any, tmp_path: Path
     each, with_ack = told("a record", without), told("a record and its ack", acked)
     assert each <= CALLS_MAX
     assert with_ack <= CALLS_MAX + ACK_CALLS_MAX
+
+
+def test_access_control_costs_no_call_for_a_record(broker: Any, tmp_path: Path) -> None:
+    """Rights are judged where a handle opens: a publish is the same with and without."""
+    each = {}
+    for mode, environment in (("none", {}), ("token", ENVIRONMENT)):
+        process, counting = counted(broker, tmp_path / mode, **environment)
+        with sync.connect(process.address, token=root()) as client, client.producer(TOPIC) as producer:
+            for _ in range(50):
+                producer.send(b"x" * 100)
+            calls = counting.during(lambda p=producer: [p.send(b"x" * 100) for _ in range(RECORDS)] and None)
+        each[mode] = told(f"a record with auth.mode {mode}", calls)
+        process.kill()
+    assert each["token"] <= each["none"] + 0.5, "half a call is what timers differ by"
 
 
 def test_one_message_over_grpc_costs_few_calls(broker: Any, tmp_path: Path) -> None:

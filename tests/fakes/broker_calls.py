@@ -9,10 +9,13 @@ import msgspec
 
 from danube.broker.operations import cluster as cluster_operations
 from danube.broker.operations import roles as role_operations
+from danube.broker.routing.judging import Sight
 from danube.config.loading import BrokerConfig
 from danube.core.metadata.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
+from danube.core.security.authority import EVERYBODY
+from danube.core.security.principals import ANONYMOUS
 from danube.errors import (
     SchemaIncompatible,
     SchemaInvalid,
@@ -59,6 +62,9 @@ class FakeBrokerCalls:
     async def ask_controller(self, request: Any) -> Any:
         self.controller_requests.append(request)
         return self.controller_answers.pop(0)
+
+    def sight(self, call: Any) -> Sight:
+        return Sight(EVERYBODY, ANONYMOUS, self.metadata)
 
     def refresh(self) -> None:
         self.refreshed += 1

@@ -76,7 +76,7 @@ class OtherBrokers:
             return False
         request = decode_control(buffer[frame.start : frame.end], Admin)
         answer = self._parked.or_park(session, frame, buffer, answer)
-        return self._peers.forward(error, request, answer)
+        return self._peers.forward(error, request, answer, session.identity)
 
 
 class ClusterParts:

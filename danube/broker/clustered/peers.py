@@ -19,6 +19,7 @@ from danube.client.machine.session import Session
 from danube.client.machine.tls import ClientTls, TlsOptions
 from danube.cluster.links.tls import broker_problem
 from danube.core.protocol.native import Admin, Kind
+from danube.core.security.principals import INTERNAL, Identity
 from danube.errors import ClosedError, ConnectionFailed, DanubeError, OwnerMoved
 from danube.host import telemetry
 from danube.host.tls import PEER_NAME, Renewed, TlsFiles, peer_client_context
@@ -66,13 +67,17 @@ class Peers:
         self._publisher: Session | None = None
         self._closing = asyncio.Event()  # never set: the task is cancelled
 
-    def forward(self, moved: OwnerMoved, request: Admin, answer: Answer) -> bool:
-        """Forward a request to the owner in ``moved``; False without one, or if the request came from it."""
+    def forward(self, moved: OwnerMoved, request: Admin, answer: Answer, asking: Identity = INTERNAL) -> bool:
+        """Forward a request to the owner in ``moved``; False without one, or if the request came from it.
+
+        The owner judges it for who is ``asking``, where access is controlled.
+        """
         address = moved.facts.get("address")
         if request.forwarded or not isinstance(address, str) or not address:
             return False
         session = self._sessions.get(address) or self._connect(address)
-        body = Admin(request.op, request.partition, request.args, True)
+        on_behalf = str(asking.principal) if asking.how not in ("internal", "none") else request.on_behalf
+        body = Admin(request.op, request.partition, request.args, True, on_behalf)
         reply = session.request(Kind.ADMIN, body, repeatable=False, timeout_ns=QUESTION_TIMEOUT_NS)
         reply.when_settled(lambda settled: answer(_outcome(settled)))
         return True

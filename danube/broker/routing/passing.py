@@ -27,11 +27,17 @@ class ConnectionPassing:
         self._blocks = [Counters(region, other) for other in range(region.layout.workers)]
 
     def offer(
-        self, owner: int, descriptor: int, unread: bytes | bytearray | memoryview, sent_bytes: int = 0
+        self,
+        owner: int,
+        descriptor: int,
+        unread: bytes | bytearray | memoryview,
+        sent_bytes: int = 0,
+        told: bytes = b"",
     ) -> bool:
         """Pass the socket and its unused input to ``owner``, if it has room; return whether it was passed.
 
         ``sent_bytes``: the number of bytes that were sent on it before, if the new owner must know.
+        ``told``: what else it must know, such as who the client is.
         """
         there = self._blocks[owner]
         return (
@@ -39,7 +45,7 @@ class ConnectionPassing:
             and there.get(Counter.STATE) == State.READY
             and there.get(Counter.PID) != 0
             and self._has_room(there.get(Counter.CONNECTIONS))
-            and self._passage.send(owner, descriptor, self._door, sent_bytes, unread)
+            and self._passage.send(owner, descriptor, self._door, sent_bytes, unread, told)
         )
 
     def _has_room(self, there: int) -> bool:

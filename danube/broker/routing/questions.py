@@ -12,6 +12,7 @@ from typing import Any, Final
 from danube.broker.api import RoutedSession
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind
+from danube.core.security.principals import INTERNAL
 from danube.errors import Overloaded
 
 CONNECTION_ID: Final = (1 << 62) + 2
@@ -26,7 +27,7 @@ class Questions(RoutedSession):
     """Session of the open requests; all methods run on the worker's loop."""
 
     def __init__(self, route: Route, schedule_turn: Callable[[], None]) -> None:
-        super().__init__(CONNECTION_ID)
+        super().__init__(CONNECTION_ID, INTERNAL)
         self._route = route
         self._schedule_turn = schedule_turn
         self._answers: dict[int, Answered] = {}

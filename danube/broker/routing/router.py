@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from danube.broker.api import RoutedSession
+from danube.broker.audit.audit import DENIED
 from danube.broker.operations import cluster, credentials, quotas, roles, schemas, storage, topics
 from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
+from danube.broker.routing.judging import Judging, asking
 from danube.broker.routing.questions import Questions, Route
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.metadata.commands import CreateTopic, TopicRecord
@@ -18,12 +20,14 @@ from danube.core.partition.policy import Durability
 from danube.core.placement.workers import owner_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
-from danube.core.security.principals import ANONYMOUS
+from danube.core.security.authority import EVERYBODY, Authority
 from danube.errors import (
     Conflict,
     DanubeError,
     InvalidArgument,
     LimitExceeded,
+    NotAllowed,
+    NotAuthenticated,
     OwnerMoved,
     PolicyMismatch,
     ProtocolError,
@@ -89,8 +93,16 @@ class Router:
         auto_create: bool,
         remote: RemoteSessions | None = None,
         other_brokers: Callable[[Route], Elsewhere] | None = None,
+        authority: Authority = EVERYBODY,
     ) -> None:
-        """``other_brokers``: in a cluster, makes the access to them, given a function that routes frames."""
+        """``other_brokers``: in a cluster, makes the access to them, given a function that routes frames.
+
+        ``authority``: judges what sessions ask for, by their identities.
+        """
+        self.judging = (
+            Judging(authority, lambda: operations.state, self.route) if authority.enforced else None
+        )
+        operations.authority = authority
         self.audit: Audit | None = None
         self.remote = remote
         self.elsewhere = other_brokers(self.route) if other_brokers is not None else None
@@ -159,21 +171,30 @@ class Router:
 
     def _worker_for(self, session: RoutedSession, frame: Frame, buffer: memoryview) -> int | None:
         """Return the worker that must handle a request; None if it was answered here."""
-        kind = frame.kind
+        kind, judging = frame.kind, self.judging
         body = buffer[frame.start : frame.end]
         if kind == Kind.LOOKUP:
-            self._lookup(session, frame.correlation, wire.decode_control(body, Lookup))
+            lookup = wire.decode_control(body, Lookup)
+            if judging is not None:
+                judging.lookup(session, lookup)
+            self._lookup(session, frame.correlation, lookup)
             return None
         if kind == Kind.OPEN_PRODUCER:
-            worker = self.owner(wire.decode_control(body, OpenProducer).partition)
+            opened = wire.decode_control(body, OpenProducer)
+            if judging is not None:
+                judging.open_producer(session, frame.handle, opened)
+            worker = self.owner(opened.partition)
         elif kind == Kind.SUBSCRIBE:
-            worker = self.owner(wire.decode_control(body, Subscribe).partition)
+            subscribed = wire.decode_control(body, Subscribe)
+            if judging is not None:
+                judging.subscribe(session, frame.handle, subscribed)
+            worker = self.owner(subscribed.partition)
         elif kind in _CLOSES:
+            session.grants.pop(frame.handle, None)
             return session.routes.get(frame.handle, self._worker)
         elif kind == Kind.ADMIN:
             request = wire.decode_control(body, Admin)
-            if self.audit is not None:
-                self.audit.request(ANONYMOUS, request, session.connection_id)
+            self._judge(session, request)
             if request.partition:
                 return self.owner(request.partition)
             self._administer(session, frame.correlation, request)
@@ -182,6 +203,20 @@ class Router:
             raise ProtocolError(f"frame kind {kind} is not known")
         self._add_route(session, frame.handle, worker)
         return worker
+
+    def _judge(self, session: RoutedSession, request: Admin) -> None:
+        """Raise NotAllowed unless the session may have the operation carried out, and have either written."""
+        asker, audit = asking(session.identity, request), self.audit
+        try:
+            if self.judging is not None:
+                self.judging.admin(session, request)
+        except (NotAllowed, NotAuthenticated) as error:
+            if audit is not None:
+                source = f"connection {session.connection_id}"
+                audit.tell(asker, request.op, request.partition, DENIED, source=source, code=error.code)
+            raise
+        if audit is not None:
+            audit.request(asker, request, session.connection_id)
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
         """Remember a handle that is open at another worker; handles without an entry are open here."""
@@ -311,7 +346,11 @@ class Router:
         if operation is None:
             what = f"operation {request.op[:80]!r} is not known"
             raise InvalidArgument(what, hint="the client may be newer")
-        operation(self.operations, request.args, self._answer_to(session, correlation))
+        answer, operations = self._answer_to(session, correlation), self.operations
+        if self.judging is not None:
+            answer = self.judging.shown(session, request, answer)
+            operations = operations.acting_for(asking(session.identity, request))
+        operation(operations, request.args, answer)
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
         """Return a callback that sends a value or an error to the session, if it still exists."""

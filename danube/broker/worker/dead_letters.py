@@ -21,6 +21,7 @@ from danube.core.metadata.quotas import check_auto_create, namespace_of
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameDecoder, Kind, OpenProducer
+from danube.core.security.principals import INTERNAL
 from danube.errors import Conflict, DanubeError, OffsetOutOfRange, TopicNotFound
 from danube.host import clock, telemetry
 from danube.limits import ATTRIBUTE_BYTES_MAX, ATTRIBUTES_PER_RECORD_MAX, RECORD_BYTES_MAX
@@ -78,7 +79,7 @@ class DeadLetters(RoutedSession):
     """This worker's publisher of dead letters; a session without a socket."""
 
     def __init__(self, worker: PublishingWorker) -> None:
-        super().__init__(INTERNAL_CONNECTION_ID)
+        super().__init__(INTERNAL_CONNECTION_ID, INTERNAL)
         self._worker = worker
         self._targets: dict[str, _Target] = {}
         self._by_handle: dict[int, _Target] = {}

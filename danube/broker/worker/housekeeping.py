@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from danube.broker.clustered.parts import ClusterParts
     from danube.broker.partition.hosted import HostedPartition
     from danube.broker.processes.contexts import WorkerContext
+    from danube.broker.routing.judging import Recall
     from danube.broker.shard.compactor import Compactor
     from danube.broker.shard.shard import Shard
     from danube.broker.traffic import Traffic
@@ -67,6 +68,7 @@ class KeptWorker(Protocol):
     audit: Audit | None
     doors: dict[str, Door]
     certificates: TlsWatch | None
+    recall: Recall
     rings_due: bool
 
     def refresh_metadata(self) -> None: ...
@@ -135,6 +137,7 @@ class Housekeeping:
         descriptors.resize(descriptors_allowed(sum(len(door.connections) for door in doors)))
         self._look_at_certificates()
         worker.refresh_metadata()
+        worker.recall.look()
         worker.shard.storage.sync_cursors()
         worker.shard.second()
         if worker.audit is not None:

@@ -18,7 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
-from danube.broker.api import Door, PassedConnections, RoutedSession
+from danube.broker.admission import admission_of, authority_of
+from danube.broker.api import Door, Holder, PassedConnections, RoutedSession
 from danube.broker.audit.audit import open_audit
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.clustered.peers import PeerTls
@@ -31,6 +32,7 @@ from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.directories import METADATA, PARTITIONS, partition_names
 from danube.broker.processes.listeners import BACKLOG, LOCAL, addresses
+from danube.broker.routing.judging import Recall
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.broker.routing.router import Router, find_topic
 from danube.broker.shard.compactor import Compactor
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from danube.broker.processes.supervisor import WorkerContext
     from danube.config.loading import BrokerConfig
     from danube.core.metadata.commands import TopicRecord
+    from danube.core.metadata.roles import Access
 
 _log = telemetry.events("worker")
 CACHE_DIRECTORY = "cache"
@@ -102,6 +105,8 @@ class Worker:
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
         self.peer_tls: PeerTls | None = None  # where brokers speak TLS to each other
+        self.authority = authority_of(config, self._access)
+        self.admission = admission_of(config, self._access)
         self.cluster = self._make_cluster_parts(context.lease) if context.lease is not None else None
         self.dead_letters = DeadLetters(self)
         self._mover: LinkClient | None = None
@@ -115,16 +120,7 @@ class Worker:
             self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
             self.refresh_metadata,
         )  # fmt: skip
-        operations = Operations(
-            self.metadata, self.proposals, self.examinations,
-            refresh=self.refresh_metadata,
-            metadata_changed=self.metadata_changed,
-            status=self.status,
-            default_policy=config.topic_policy(),
-            default_compatibility=Compatibility(config.schema.default_compatibility),
-            compatibility_checks=Checks(config.schema.compatibility_checks),
-            store=self.shard.tiers.store if self.shard.tiers is not None else None,
-        )  # fmt: skip
+        operations = self._make_operations()
         self.router = Router(
             context.worker, context.workers, self.shard, operations,
             schedule_turn=self.schedule_turn,
@@ -132,9 +128,12 @@ class Worker:
             auto_create=config.topics.auto_create,
             remote=self.remote,
             other_brokers=self.cluster.other_brokers if self.cluster is not None else None,
+            authority=self.authority,
         )  # fmt: skip
         self.audit = self.router.audit = open_audit(config, context.worker, loop)
         self.doors: dict[str, Door] = {}
+        forget = self.admission.forget if self.admission is not None else _nothing
+        self.recall = Recall(self.authority, self._holders, forget, loop.call_soon)
         self.housekeeping = Housekeeping(self)
         self._metrics = self._make_metrics_link(context.metrics_link) if context.metrics_link else None
         self._begin: Callable[[], None] = self._begin_turn if context.workers > 1 else self.run_turn
@@ -150,6 +149,20 @@ class Worker:
         self._servers: list[asyncio.Server | Handshakes] = []
         self.certificates: TlsWatch | None = None
 
+    def _make_operations(self) -> Operations:
+        operations = Operations(
+            self.metadata, self.proposals, self.examinations,
+            refresh=self.refresh_metadata,
+            metadata_changed=self.metadata_changed,
+            status=self.status,
+            default_policy=self.config.topic_policy(),
+            default_compatibility=Compatibility(self.config.schema.default_compatibility),
+            compatibility_checks=Checks(self.config.schema.compatibility_checks),
+            store=self.shard.tiers.store if self.shard.tiers is not None else None,
+        )  # fmt: skip
+        operations.signer = self.admission.credentials if self.admission is not None else None
+        return operations
+
     def _make_cluster_parts(self, lease: SharedLease) -> ClusterParts:
         submit, config = self.proposals.submit, self.config
         if config.tls.cert_file:
@@ -158,6 +171,12 @@ class Worker:
         return ClusterParts(
             self.context, lease, self.metadata, self.loop, self.refresh_metadata, submit, self.peer_tls
         )
+
+    def _access(self) -> Access:
+        return self.metadata.state.access
+
+    def _holders(self) -> list[Holder]:
+        return [holder for door in self.doors.values() for holder in door.holders()]
 
     def _make_shard(self, partitions: Path) -> Shard:
         parts: dict[str, Any] = {
@@ -499,6 +518,10 @@ class Worker:
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
         _log.info("worker stopped", worker=self.index)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _on_leftovers_synced(_: LeftoverJob, error: Exception | None) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from danube.cli.terminal import contexts
+from danube.client.records.tokens import ENVIRONMENT_FILE
 from danube.errors import ConnectionFailed, TopicNotFound
 
 DEFAULT_URL = "danube://127.0.0.1:6660"
 ENVIRONMENT_NAME = "DANUBE_SERVICE_URL"
-_TLS_OPTIONS = {
+_CONNECTING_OPTIONS = {
     "--tls-ca": (
         "DANUBE_TLS_CA",
         "FILE",
@@ -25,6 +26,7 @@ _TLS_OPTIONS = {
     "--tls-cert": ("DANUBE_TLS_CERT", "FILE", "Certificate to show to the broker."),
     "--tls-key": ("DANUBE_TLS_KEY", "FILE", "Key of that certificate."),
     "--tls-server-name": ("DANUBE_TLS_SERVER_NAME", "NAME", "Name in the broker's certificate."),
+    "--token-file": (ENVIRONMENT_FILE, "FILE", "File with the token to show to the broker."),
 }
 _GRPC_PORTS = ("6650", "50051")
 _SCHEMES = {"danube": "danube", "http": "danube", "danube+tls": "danube+tls", "https": "danube+tls"}
@@ -65,7 +67,7 @@ def _with_origin(context: click.Context, param: click.Parameter, value: str | No
 
 
 def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Where the broker is, and with which files it is reached by TLS."""
+    """Where the broker is, with which files it is reached by TLS, and which token is shown."""
     address = click.option(
         "-s",
         "--service-addr",
@@ -78,7 +80,7 @@ def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[...,
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name, (variable, metavar, text) in reversed(_TLS_OPTIONS.items()):
+        for name, (variable, metavar, text) in reversed(_CONNECTING_OPTIONS.items()):
             option = click.option(
                 name,
                 callback=_to_environment,

@@ -1,70 +1,33 @@
-"""``danube-admin security``: roles and bindings; tokens are in their own module.
-
-``danube-admin security tokens``: JSON Web Tokens (RFC 7519) signed with HS256 (RFC 7515), made offline.
-"""
+"""``danube-admin security``: roles and bindings, and tokens that are signed with HS256 without a broker."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
-import json
 import re
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from danube.cli.upstream.admin_line import AdminLine
 from danube.cli.upstream.calls import fields_of
 from danube.cli.upstream.root import Shown, Wrong, json_output, upstream_command
-from danube.errors import InvalidArgument
+from danube.core.security.principals import GIVEN_KINDS, Principal
 from danube.host import clock
+from danube.ids import check_label
 from danube.server.proto import DanubeAdmin_pb2 as pb
 
-PRINCIPAL_TYPES: Final = ("user", "service_account", "broker_internal")
-LEEWAY_S: Final = 60
-_CLAIMS: Final[dict[str, type]] = {
-    "iss": str, "exp": int, "sub": str, "principal_type": str, "principal_name": str
-}  # fmt: skip
+if TYPE_CHECKING:
+    from danube.host.credentials import Credentials
+
 _TTL: Final = re.compile(r"([0-9]{1,12})([hd]?)\Z")
 _SECONDS: Final = {"": 1, "h": 3_600, "d": 86_400}
 
 
-def sign(claims: dict[str, Any], secret: str) -> str:
-    """The compact form of a token: header, claims and HMAC-SHA256, base64url without padding."""
-    header = {"typ": "JWT", "alg": "HS256"}
-    content = ".".join(_encode(json.dumps(part, separators=(",", ":")).encode()) for part in (header, claims))
-    return f"{content}.{_encode(signature(content, secret.encode()))}"
+def _credentials(secret: str) -> Credentials:
+    """Check and sign with this secret; a short one is the broker's to refuse."""
+    from danube.host.credentials import Credentials, secret_key
 
-
-def signature(content: str, secret: bytes) -> bytes:
-    """HMAC-SHA256 over the two encoded parts and the dot between them."""
-    return hmac.digest(secret, content.encode("ascii"), hashlib.sha256)
-
-
-def verify(token: str, secret: str, now_s: int) -> dict[str, Any]:
-    """The claims of a token that a broker with this secret takes; raises InvalidArgument."""
-    try:
-        content, _, given = token.rpartition(".")
-        header_text, _, claims_text = content.partition(".")
-        header, claims = json.loads(_decode(header_text)), json.loads(_decode(claims_text))
-        matches = hmac.compare_digest(_decode(given), signature(content, secret.encode()))
-    except (ValueError, binascii.Error, RecursionError):
-        raise _invalid("it is not three parts of base64url JSON") from None
-    if not isinstance(header, dict) or not isinstance(claims, dict) or header.get("alg") != "HS256":
-        raise _invalid("its algorithm is not HS256")
-    if not matches:
-        raise _invalid("its signature does not fit the secret key")
-    for name, kind in _CLAIMS.items():
-        if not isinstance(claims.get(name), kind) or isinstance(claims[name], bool):
-            raise _invalid(f"its claim {name} is missing or of another type")
-    if "aud" in claims:
-        raise _invalid("it is meant for an audience (aud), which brokers refuse")
-    if claims["exp"] + LEEWAY_S < now_s:
-        raise _invalid(f"it expired {now_s - claims['exp']} s ago")
-    return claims
+    return Credentials([secret_key("", secret.encode(), short_allowed=True)])
 
 
 def read_ttl_s(text: str) -> int:
@@ -96,7 +59,7 @@ _secret_option = click.option(
     click.option(
         "--type",
         "principal_type",
-        type=click.Choice(PRINCIPAL_TYPES),
+        type=click.Choice(GIVEN_KINDS),
         default="service_account",
         show_default=True,
     ),
@@ -104,51 +67,27 @@ _secret_option = click.option(
 )
 def create(_: Any, subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> list[str]:
     """Print a token, and nothing else."""
-    claims = {
-        "iss": issuer,
-        "exp": clock.wall_us() // 1_000_000 + ttl,
-        "sub": subject,
-        "principal_type": principal_type,
-        "principal_name": subject,
-    }
-    return [sign(claims, secret_key)]
+    check_label(subject, "principal")
+    principal = Principal(principal_type, subject)
+    return [_credentials(secret_key).sign(principal, ttl, clock.wall_us(), issuer=issuer)]
 
 
 @upstream_command(tokens, "validate", click.option("--token", required=True), _secret_option)
 def validate(_: Any, token: str, secret_key: str) -> list[str]:
     """Check a token's signature and lifetime."""
-    now_s = clock.wall_us() // 1_000_000
-    claims = verify(token, secret_key, now_s)
+    from danube.cli.terminal.output import instant
+
+    now_us = clock.wall_us()
+    now_s, claims = now_us // 1_000_000, _credentials(secret_key).examine(token, now_us)
     return [
         "Token is valid.",
         f"  Subject: {claims['sub']}",
         f"  Principal type: {claims['principal_type']}",
         f"  Principal name: {claims['principal_name']}",
         f"  Issuer: {claims['iss']}",
-        f"  Expires: {_instant(claims['exp'])}",
+        f"  Expires: {instant(claims['exp'] * 1_000_000)}",
         f"  Remaining: {max(0, claims['exp'] - now_s)} s",
     ]
-
-
-def _instant(seconds: int) -> str:
-    from danube.cli.terminal.output import instant
-
-    try:
-        return instant(seconds * 1_000_000)
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds} s after 1970"
-
-
-def _encode(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
-
-
-def _decode(text: str) -> bytes:
-    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-
-
-def _invalid(why: str) -> InvalidArgument:
-    return InvalidArgument("Invalid token", why=why, hint="make one with `security tokens create`")
 
 
 @click.group()

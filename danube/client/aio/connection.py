@@ -361,7 +361,11 @@ class Connection:
         except (OSError, TimeoutError, ValueError) as error:
             raise refused(address, error, self._tls) from None
         self._link = link
-        self.session.connected()
+        try:
+            self.session.connected(private=self._tls is not None or tcp.on_this_host(link.socket))
+        except DanubeError as error:
+            link.abort(error)
+            raise
         self.flush()
         try:
             async with asyncio.timeout(greeting_s(self.session.silence_ns, timeout_s)):

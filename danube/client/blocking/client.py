@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from danube.client.blocking.administration import Admin, Schemas
@@ -21,6 +22,7 @@ from danube.client.records.setup import (
     consumer_options,
     producer_options,
 )
+from danube.client.records.tokens import Token, token_source
 from danube.client.typed.models import Schema, schema_of
 from danube.errors import ClosedError, DanubeError
 
@@ -34,6 +36,10 @@ class Client(BaseClient["Producer | Consumer"], Context):
     then the broker's greeting.  After a lost connection the client dials again
     for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
     ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
+
+    ``token`` is a text or a function that returns one, ``token_file`` a file that holds one; both are asked
+    again before the token ends.  Without either DANUBE_TOKEN and DANUBE_TOKEN_FILE are.  A token is sent only
+    to this host, or through TLS, unless ``allow_plaintext_token`` is set.
     """
 
     _called = "danube.sync.Client"
@@ -43,14 +49,17 @@ class Client(BaseClient["Producer | Consumer"], Context):
         self,
         url: str = URL_DEFAULT,
         *,
-        token: str = "",
+        token: Token = "",
+        token_file: str | os.PathLike[str] | None = None,
+        allow_plaintext_token: bool = False,
         tls: TlsOptions | None = None,
         name: str = "",
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
         reconnect_timeout: float | None = 60.0,
     ) -> None:
-        super().__init__(url, name, token, timeout, reconnect_timeout)
+        source = token_source(token, token_file)
+        super().__init__(url, name, source, allow_plaintext_token, timeout, reconnect_timeout)
         plain_url, secure = tls_of(url, tls)
         self._connection = BlockingConnection(self._session, parse_url(plain_url), connect_timeout, secure)
         self._opened = False

@@ -75,7 +75,11 @@ class BlockingLink:
             raise
         self.socket = sock
         self._start = self._end = 0
-        self.session.connected()
+        try:
+            self.session.connected(private=self._tls is not None or tcp.on_this_host(sock))
+        except DanubeError as error:
+            self.drop(error, quietly=True)
+            raise
         self.flush()
 
     def shake(self, address: Address, timeout_s: float) -> None:

@@ -28,6 +28,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from danube.client.machine.address import refuse_http2
 from danube.client.machine.brokers import Brokers
 from danube.client.machine.reply import Reply, all_settled, settled_reply
@@ -38,6 +40,7 @@ from danube.errors import (
     ClosedError,
     ConnectionFailed,
     DanubeError,
+    InvalidArgument,
     LimitExceeded,
     OperationTimeout,
     Overloaded,
@@ -193,6 +196,10 @@ _telemetry = events("client")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
+def _no_token() -> str:
+    return ""
+
+
 class Session(Timers):
     """One client's state with one broker over all its connections, of which there is one at a time."""
 
@@ -200,7 +207,8 @@ class Session(Timers):
         self,
         *,
         client: str = "",
-        token: str = "",
+        token: Callable[[], str] = _no_token,
+        plaintext_token: bool = False,
         reconnect_timeout_ns: int | None = 60_000_000_000,
         request_timeout_ns: int = 30_000_000_000,
         now_ns: Callable[[], int] = monotonic_ns,
@@ -219,7 +227,10 @@ class Session(Timers):
         self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
         self.brokers: Brokers[Session] = Brokers(self)
-        self._hello = wire.Hello(client=client, token=token, answers_ping=True)
+        self._hello = wire.Hello(client=client, answers_ping=True)
+        self._token = token
+        self._plaintext_token = plaintext_token
+        self._token_sent = ""
         self._reconnect_timeout_ns = reconnect_timeout_ns
         self._jitter = jitter
         self._open = False
@@ -246,12 +257,24 @@ class Session(Timers):
         """Bytes of the frame that is incomplete: the receive buffer must hold as many."""
         return self._decoder.wanted
 
-    def connected(self) -> None:
-        """A socket is open; greet."""
+    def connected(self, *, private: bool = True) -> None:
+        """A socket is open; greet.  ``private``: nobody else can read what is sent on it.
+
+        Raises InvalidArgument if there is no token to be had, or if it must not be sent there.
+        """
+        token = self._token()
+        if token and not (private or self._plaintext_token):
+            raise InvalidArgument(
+                "the token is not sent over a connection that others can read",
+                why="the broker is on another host, and the connection has no TLS",
+                hint="connect with TLS, or give allow_plaintext_token=True",
+            )
         self._open = True
         self._decoder = wire.FrameDecoder()
         self._output.clear()
-        self._write(wire.control_frame(Kind.HELLO, self._hello))
+        self._token_sent = token
+        hello = self._hello if not token else msgspec.structs.replace(self._hello, token=token)
+        self._write(wire.control_frame(Kind.HELLO, hello))
 
     def received(self, view: memoryview, start: int, end: int) -> int:
         """Take the frames in ``view[start:end]``; return the position after the last whole one.
@@ -375,6 +398,7 @@ class Session(Timers):
             now_ns=self.now_ns, jitter=self._jitter,
         )  # fmt: skip
         other.statistics, other.brokers, other._hello = self.statistics, self.brokers, self._hello
+        other._token, other._plaintext_token = self._token, self._plaintext_token
         return other
 
     @property
@@ -583,6 +607,8 @@ class Session(Timers):
             opened = self._handles.owner(handle)
             if opened is not None:
                 opened.on_sought()
+        elif kind == Kind.EXPIRING:
+            self._authenticate()
         elif kind < 32:
             raise ProtocolError(f"the broker sent a frame of kind {kind}")
 
@@ -613,6 +639,17 @@ class Session(Timers):
         for request in waiting:
             self._transmit(request)
         self.when_ready()
+
+    def _authenticate(self) -> None:
+        """Send a newer token before the broker ends the connection, if there is one."""
+        try:
+            token = self._token()
+        except DanubeError as error:
+            _telemetry.warning("no new token", why=str(error))
+            return
+        if token and token != self._token_sent:
+            self._token_sent = token
+            self.request(Kind.AUTHENTICATE, wire.Authenticate(token), repeatable=False)
 
     def _listen(self) -> None:
         """Send PING to a silent broker, and end the connection if it does not answer."""

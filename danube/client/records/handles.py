@@ -10,6 +10,7 @@ from danube.client.machine.session import Session
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
 from danube.client.records.setup import ConsumerOptions, ProducerOptions, seconds_as_ns
+from danube.client.records.tokens import TokenSource
 from danube.errors import ClosedError, DanubeError
 from danube.host.allocator import keep_large_blocks
 
@@ -68,7 +69,13 @@ class BaseClient(Generic[One]):
     _called: ClassVar[str]  # in repr()
 
     def __init__(
-        self, url: str, name: str, token: str, timeout: float, reconnect_timeout: float | None
+        self,
+        url: str,
+        name: str,
+        token: TokenSource,
+        plaintext_token: bool,
+        timeout: float,
+        reconnect_timeout: float | None,
     ) -> None:
         keep_large_blocks()
         self._url = url
@@ -76,6 +83,7 @@ class BaseClient(Generic[One]):
         self._session = Session(
             client=name or f"danube-python on {socket.gethostname()}",
             token=token,
+            plaintext_token=plaintext_token,
             reconnect_timeout_ns=None if reconnect_timeout is None else int(reconnect_timeout * 1e9),
             request_timeout_ns=self._timeout_ns,
         )

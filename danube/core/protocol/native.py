@@ -59,6 +59,7 @@ class Kind(IntEnum):
     NACK = 11  # Nack; no answer
     ADMIN = 12  # Admin -> RESULT(value)
     SHARE_MEMORY = 13  # of earlier clients, refused; 14 was theirs as well
+    AUTHENTICATE = 15  # Authenticate -> RESULT(seconds until it ends, 0: never); the principal stays
 
     WELCOME = 32
     PONG = 33
@@ -68,6 +69,7 @@ class Kind(IntEnum):
     DELIVER = 37
     RESULT = 38
     ERROR = 39  # ErrorBody; correlation 0 with a handle: the handle is closed; both 0: the connection
+    EXPIRING = 40  # Expiring: the connection ends then, unless the client sends AUTHENTICATE before
     WAITING = 41  # ErrorBody: why the consumer gets no records now; empty: they go on.  The handle stays
     SOUGHT = 42  # empty: the consumer's subscription begins anew; acks of what came before count no more
 
@@ -103,6 +105,16 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     publish_credit_bytes: int = 0  # un-answered PUBLISH bytes this connection may have in flight
     address: str = ""  # in a cluster: host:port by which other brokers name this one
     session_timeout_ms: int = 0  # a client that answers_ping is given up after this silence; 0: never
+    principal: str = ""  # service_account:orders; "" where nobody is asked for a credential
+    expires_s: int = 0  # until the credential ends; 0: never
+
+
+class Authenticate(msgspec.Struct, omit_defaults=True):
+    token: str = ""
+
+
+class Expiring(msgspec.Struct, omit_defaults=True):
+    seconds: int = 0
 
 
 class Lookup(msgspec.Struct, omit_defaults=True):
@@ -198,13 +210,15 @@ class Nack(msgspec.Struct, omit_defaults=True):
 class Admin(msgspec.Struct, omit_defaults=True):
     """``partition`` routes the request to the partition's owner; "" is answered by any worker.
 
-    A broker that is not the owner asks it, with ``forwarded``, which is asked no further.
+    A broker that is not the owner asks it, with ``forwarded``, which is asked no further.  ``on_behalf``: the
+    principal that asked that broker; only brokers say it.
     """
 
     op: str
     partition: str = ""
     args: dict[str, Any] = {}
     forwarded: bool = False
+    on_behalf: str = ""
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):

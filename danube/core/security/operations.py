@@ -412,6 +412,7 @@ NATIVE_ROWS: Final = (
     _row("ACK", WRITE, "Consume", _HANDLE, "acknowledge records"),
     _row("NACK", WRITE, "Consume", _HANDLE, "give records back"),
     Row("ADMIN", READ, SIGNED_IN, "", "carry out an operation, which has a row of its own"),
+    Row("AUTHENTICATE", READ, SIGNED_IN, "", "present a newer credential"),
     Row("SHARE_MEMORY", READ, SIGNED_IN, "", "refused; earlier clients send it"),
 )  # fmt: skip
 

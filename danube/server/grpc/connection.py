@@ -15,10 +15,22 @@ from google.protobuf.message import DecodeError
 
 from danube.core.http2.connection import ServerConnection
 from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block, trailers_block
+from danube.core.http2.request import RequestHead
 from danube.core.http2.streams import Stream
 from danube.core.protocol.grpc import STATUS_NUMBERS, MessageAssembler, frame_message, timeout_ns
-from danube.errors import DanubeError, InvalidArgument, LimitExceeded, NotSupported, OperationTimeout
+from danube.core.security.principals import ANONYMOUS, Identity
+from danube.errors import (
+    DanubeError,
+    InvalidArgument,
+    LimitExceeded,
+    NotAllowed,
+    NotAuthenticated,
+    NotSupported,
+    OperationTimeout,
+    TokenExpired,
+)
 from danube.host import clock
+from danube.server.grpc.guard import GrpcGuard, asks
 from danube.server.grpc.methods import Method, MethodKind
 from danube.server.grpc.placing import HeldCall, Unplaced
 from danube.server.grpc.request_stream import RequestStream, check_framing
@@ -62,6 +74,9 @@ class GrpcConnection(GrpcSocket):
         self._assembling_bytes = 0
         self._waiting_for_room: list[asyncio.Future[None]] = []
         self._http2 = ServerConnection(self, door.http2_settings, clock.monotonic_ns())
+        self._identified: RequestHead | None = None  # the head that the identity comes from
+        self._authorization = ""
+        self._identity = ANONYMOUS
 
     def _placed(self, unplaced: Unplaced) -> None:
         for call in unplaced.calls:
@@ -85,6 +100,8 @@ class GrpcConnection(GrpcSocket):
         if method is None:
             hint = "ask gRPC reflection for what is"
             self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
+            return
+        if self._door.guard is not None and asks(method.row) and not self._known(self._door.guard, [stream]):
             return
         stream.context = method
         if method.kind is _BIDIRECTIONAL:
@@ -136,6 +153,8 @@ class GrpcConnection(GrpcSocket):
         if head.problem or method is None or method.kind is _BIDIRECTIONAL:
             for stream in streams:
                 self.request(stream, False)
+            return
+        if self._door.guard is not None and asks(method.row) and not self._known(self._door.guard, streams):
             return
         for stream in streams:
             stream.context = method
@@ -220,6 +239,13 @@ class GrpcConnection(GrpcSocket):
             name = method.request_class.DESCRIPTOR.full_name
             self.answer_error(stream, InvalidArgument(f"the message is not a {name}"))
             return
+        guard = self._door.guard
+        if guard is not None and asks(method.row):
+            try:
+                guard.demand(method.row, self.identity_of(stream), request)
+            except DanubeError as error:
+                self.answer_error(stream, error)
+                return
         if method.kind is MethodKind.UNARY:
             self._start(stream, self._unary(stream, method.handler(request, self._call(stream))))
         elif method.kind is MethodKind.RECEIVE:
@@ -229,7 +255,40 @@ class GrpcConnection(GrpcSocket):
 
     def _call(self, stream: Stream) -> Call:
         head = stream.head
-        return Call(head.authority, head.fields, self.peer, self.local_address, self)
+        identity = self._identity if head is self._identified else ANONYMOUS
+        return Call(head.authority, head.fields, self.peer, self.local_address, self, identity)
+
+    # -- who calls --------------------------------------------------------------------------------
+
+    def identity_of(self, stream: Stream) -> Identity:
+        """Return who makes this call; raises NotAuthenticated or TokenExpired."""
+        head, guard = stream.head, self._door.guard
+        if head is not self._identified and guard is not None:
+            field = head.fields.get("authorization", "")
+            if self._identified is None or field != self._authorization:
+                self._identity = guard.identity(field, self._host, self._certificate)
+                self._authorization = field
+            self._identified = head
+        return self._identity
+
+    def forget_caller(self) -> None:
+        self._identified = None
+
+    def _known(self, guard: GrpcGuard, streams: Sequence[Stream]) -> bool:
+        """Return whether these streams, which have one head, show good credentials; else they are refused."""
+        try:
+            self.identity_of(streams[0])
+        except DanubeError as error:
+            self._answer_late(guard, streams, error)
+            return False
+        return True
+
+    def _answer_late(self, guard: GrpcGuard, streams: Sequence[Stream], error: DanubeError) -> None:
+        """Refuse calls after a pause; what they still send is not kept."""
+        loop, pause_s = asyncio.get_running_loop(), guard.pause_s(self._host)
+        for stream in streams:
+            stream.context = None
+            loop.call_later(pause_s, self._answer_error, stream, error)
 
     # -- calls that wait --------------------------------------------------------------------------
 
@@ -290,6 +349,15 @@ class GrpcConnection(GrpcSocket):
 
     def answer_error(self, stream: Stream, error: BaseException) -> None:
         """End a call with an error, as trailers alone when no headers were sent."""
+        if stream.local_closed:
+            return
+        guard = self._door.guard
+        if guard is not None and isinstance(error, NotAllowed | NotAuthenticated | TokenExpired):
+            self._answer_late(guard, [stream], error)
+        else:
+            self._answer_error(stream, error)
+
+    def _answer_error(self, stream: Stream, error: BaseException) -> None:
         if stream.local_closed:
             return
         self._door.count("errors", 1)

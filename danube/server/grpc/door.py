@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from danube.broker.api import Turns
+from danube.broker.api import Holder, Turns
 from danube.broker.worker.places import Places
 from danube.core.http2.frames import Http2Settings
 from danube.errors import LimitExceeded
 from danube.host import clock
 from danube.server.grpc.connection import GrpcConnection
+from danube.server.grpc.guard import GrpcGuard
 from danube.server.grpc.methods import Method
 from danube.server.grpc.socket import GrpcSocket
 from danube.server.messages.session import CONNECTION_ID, BrokerSession
@@ -63,8 +64,12 @@ class GrpcDoor:
         count: Callable[[str, int], None],
         data: DataHalves | None = None,
         placing: Placing | None = None,
+        guard: GrpcGuard | None = None,
     ) -> None:
-        """``placing``: the way to other workers of this host; None if connections stay."""
+        """``placing``: the way to other workers of this host; None if connections stay.  ``guard``: who may
+        call what; None where nobody is asked.
+        """
+        self.guard = guard
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max
@@ -92,8 +97,11 @@ class GrpcDoor:
     def factory(self) -> GrpcConnection:
         return GrpcConnection(self)
 
-    def arrived(self, unread: bytes, sent_bytes: int) -> GrpcConnection:
-        """The protocol of a connection that another worker has passed on, with all that it received."""
+    def arrived(self, unread: bytes, sent_bytes: int, told: bytes = b"") -> GrpcConnection:
+        """The protocol of a connection that another worker has passed on, with all that it received.
+
+        So its calls show their credentials here again, and nothing is told.
+        """
         connection = self.factory()
         connection.arrive(unread, sent_bytes)
         return connection
@@ -138,6 +146,11 @@ class GrpcDoor:
         if self._data is not None:
             self._data.consuming.leave(consumer)
 
+    def judge_again(self, connection: GrpcSocket) -> int:
+        """End the streams of a connection that its callers may not receive any more; how many there were."""
+        connection.forget_caller()
+        return 1 if self._data is None else self._data.consuming.judge_again(connection)
+
     def writable(self, connection: GrpcSocket) -> None:
         """The socket takes bytes again: consumers on it may have more."""
         if self._data is not None:
@@ -154,6 +167,9 @@ class GrpcDoor:
 
     def session(self, connection_id: int) -> BrokerSession | None:
         return self._data.session if self._data is not None and connection_id == CONNECTION_ID else None
+
+    def holders(self) -> list[Holder]:
+        return list(self.connections)
 
     def worker_restarted(self, worker: int) -> None:
         if self._data is not None:
@@ -183,6 +199,11 @@ class GrpcDoor:
         now_ns = clock.monotonic_ns()
         for connection in [*self.connections, *self._refused]:
             connection.tick(now_ns)
+        if self.guard is not None:
+            for connection in self.connections:
+                connection.forget_caller()
+            if self._data is not None:
+                self._data.consuming.end_expired(self.guard.ended)
 
     def drain(self) -> None:
         """End streams, refuse new calls, finish running ones."""

@@ -8,6 +8,7 @@ from danube.core.metadata.commands import KnownConsumer
 from danube.errors import TopicNotFound
 from danube.limits import KIB, RECORD_BYTES_MAX
 from danube.server.grpc.door import DataHalves, GrpcDoor
+from danube.server.grpc.guard import GrpcGuard
 from danube.server.grpc.methods import Method, MethodKind, method_of, methods_of, services_in
 from danube.server.grpc.placing import Placing
 from danube.server.messages.consuming import Consuming, Place
@@ -56,10 +57,13 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
     session = BrokerSession(worker.router, worker.schedule_turn)
     broker = BrokerCalls(worker, session)
     known = _KnownByMetadata(broker)
-    publishing = Publishing(session, worker.router, worker.metadata)
-    halves = DataHalves(
-        session, publishing, Consuming(session, known), Settling(session, worker.shard.settle)
-    )
+    authority, guard = worker.authority, None
+    publishing = Publishing(session, worker.router, worker.metadata, authority)
+    consuming = Consuming(session, known, authority)
+    halves = DataHalves(session, publishing, consuming, Settling(session, worker.shard.settle, authority))
+    if worker.admission is not None:
+        guard = GrpcGuard(worker.admission, authority, lambda: worker.metadata.state)
+        consuming.revoked = guard.revoked
     share = -(-worker.config.limits.connections_max // worker.context.workers)
 
     placing = None
@@ -75,6 +79,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
             handshake_timeout_ms=worker.config.limits.handshake_timeout_ms,
             turns=worker,
             count=worker.counters.add,
+            guard=guard,
             **more,
         )
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from danube.core.security.operations import GRPC, Row
+
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -29,6 +31,7 @@ class Method(NamedTuple):
     kind: MethodKind
     request_class: Any
     handler: Callable[..., Any]
+    row: Row | None = None  # what it needs, where access is controlled
 
 
 def snake_case(name: str) -> str:
@@ -47,7 +50,8 @@ def methods_of(service: ServiceDescriptor, servicer: object) -> dict[str, Method
 
 
 def method_of(described: MethodDescriptor, kind: MethodKind, handler: Callable[..., Any]) -> Method:
-    return Method(kind, GetMessageClass(described.input_type), handler)
+    row = GRPC.get(f"/{described.containing_service.full_name}/{described.name}")
+    return Method(kind, GetMessageClass(described.input_type), handler, row)
 
 
 def _kind(method: MethodDescriptor) -> MethodKind:

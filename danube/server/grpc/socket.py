@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from danube.broker.api import Turns
     from danube.core.http2.frames import Http2Settings
+    from danube.server.grpc.guard import GrpcGuard
     from danube.server.grpc.methods import Method
     from danube.server.grpc.placing import Placing
     from danube.server.messages.consuming import GrpcConsumer
@@ -43,10 +44,12 @@ class SocketDoor(Protocol):
     count: Callable[[str, int], None]
     draining: bool
     placing: Placing | None
+    guard: GrpcGuard | None
 
     def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None: ...
     def closed(self, connection: GrpcSocket) -> None: ...
     def leave(self, consumer: GrpcConsumer) -> None: ...
+    def judge_again(self, connection: GrpcSocket) -> int: ...
     def writable(self, connection: GrpcSocket) -> None: ...
     def has_output(self, connection: GrpcSocket) -> None: ...
 
@@ -67,6 +70,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._arrived = b""  # read by the worker that passed it on
         self._sent_bytes = 0  # by that one, and still to be left out
         self.congested = False
+        self._certificate = b""  # of the client, which TLS has verified
         self.peer = self._host = ""
         self.local_address = ""
 
@@ -78,12 +82,22 @@ class GrpcSocket(asyncio.BufferedProtocol):
         """The socket takes bytes again."""
         raise NotImplementedError
 
+    def forget_caller(self) -> None:
+        """Have the credentials of the next call checked anew."""
+
+    def judge_again(self) -> int:
+        """Give up what its callers may not do any more; return how much was looked at."""
+        return self._door.judge_again(self)
+
     # -- transport --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         tune_socket(transport.get_extra_info("socket"))
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None:
+            self._certificate = ssl_object.getpeercert(True) or b""
         self.peer = str(transport.get_extra_info("peername"))
         self._host = tcp.host_of(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))

@@ -9,6 +9,7 @@ from danube.server.messages.stream_messages import varint
 
 if TYPE_CHECKING:
     from danube.core.http2.streams import Stream
+    from danube.core.security.principals import Identity
 
 # Bytes before a request id of this length: gRPC's five bytes and the tag of field 1.
 _HEADS = tuple(bytes((0, 0, 0, 0, size + 1, 8)) for size in range(11))
@@ -22,6 +23,7 @@ class Answering(Protocol):
     def answer_all(self, streams: Sequence[Stream], messages: Sequence[bytes], size: int) -> None: ...
     def answer_error(self, stream: Stream, error: BaseException) -> None: ...
     def consumed(self, stream: Stream, size: int) -> None: ...
+    def identity_of(self, stream: Stream) -> Identity: ...
 
 
 Call = tuple[Answering, "Stream", int]

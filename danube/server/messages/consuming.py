@@ -13,6 +13,7 @@ Acks of one turn are settled together, one request for each subscription, for an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,7 +23,17 @@ from danube.core.http2.headers import RESPONSE_HEAD
 from danube.core.metadata.known_consumers import KnownConsumer, producer_identity
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind, Subscribe
-from danube.errors import DanubeError, Draining, Fenced, OwnerMoved, ProtocolError
+from danube.core.security.authority import EVERYBODY, Authority, topic_resource
+from danube.core.security.principals import ANONYMOUS, Identity
+from danube.errors import (
+    DanubeError,
+    Draining,
+    Fenced,
+    NotAllowed,
+    NotAuthenticated,
+    OwnerMoved,
+    ProtocolError,
+)
 from danube.host import telemetry
 from danube.server.messages.session import BrokerSession
 from danube.server.messages.stream_messages import framed_messages
@@ -53,6 +64,7 @@ class Streaming(Protocol):
     def congested(self) -> bool: ...
     def send_head(self, stream: Stream, block: bytes) -> None: ...
     def send_data(self, stream: Stream, data: bytes) -> None: ...
+    def identity_of(self, stream: Stream) -> Identity: ...
     def end(self, stream: Stream, error: DanubeError | None) -> None: ...
 
 
@@ -68,6 +80,7 @@ class GrpcConsumer:
 
     __slots__ = (
         "_consuming",
+        "caller",
         "connection",
         "consumer_id",
         "credit_bytes",
@@ -80,9 +93,15 @@ class GrpcConsumer:
     )
 
     def __init__(
-        self, consuming: Consuming, identity: KnownConsumer, connection: Streaming, place: Place
+        self,
+        consuming: Consuming,
+        identity: KnownConsumer,
+        connection: Streaming,
+        place: Place,
+        caller: Identity = ANONYMOUS,
     ) -> None:
         self._consuming = consuming
+        self.caller = caller  # who has subscribed, or receives now
         self.place = place
         self.identity = identity
         self.consumer_id = identity.consumer_id
@@ -138,16 +157,20 @@ class GrpcConsumer:
 class Consuming:
     """The consuming half of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, known: Known) -> None:
+    def __init__(self, session: BrokerSession, known: Known, authority: Authority = EVERYBODY) -> None:
         self.draining = False
+        self._authority = authority if authority.enforced else None
         self._session = session
         self._known = known
         self._by_id: dict[int, GrpcConsumer] = {}
         self._by_connection: dict[Any, set[GrpcConsumer]] = {}
+        self.revoked: Callable[[Identity], bool] = lambda identity: False
 
     # -- consumers --------------------------------------------------------------------------------
 
-    async def subscribe(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+    async def subscribe(
+        self, identity: KnownConsumer, connection: Streaming, caller: Identity = ANONYMOUS
+    ) -> GrpcConsumer:
         """Join a subscription as this consumer; one of the same name here or elsewhere is taken over."""
         if self.draining:
             raise Draining("the broker is stopping", hint="connect again")
@@ -156,7 +179,7 @@ class Consuming:
             self._forget(older)
             self._end(older, None)
         place = self._known.place(identity)
-        consumer = GrpcConsumer(self, identity, connection, place)
+        consumer = GrpcConsumer(self, identity, connection, place, caller)
         consumer.handle = self._session.open_handle(consumer)
         self._by_id[identity.consumer_id] = consumer
         self._by_connection.setdefault(connection, set()).add(consumer)
@@ -189,17 +212,19 @@ class Consuming:
 
         Its older stream ends, and the records of that one are redelivered.
         """
-        consumer = self._by_id.get(consumer_id)
+        consumer, caller = self._by_id.get(consumer_id), ANONYMOUS
+        if self._authority is not None:
+            caller = connection.identity_of(stream)
+            if not self._may_receive(self._authority, consumer_id, caller):
+                await asyncio.sleep(UNKNOWN_DELAY_S)
+                raise _unknown(consumer_id)
         if consumer is None or consumer.connection is not connection or consumer.stream is not None:
             identity = consumer.identity if consumer is not None else self._known.find(consumer_id)
             if identity is None:
                 await asyncio.sleep(UNKNOWN_DELAY_S)
-                raise OwnerMoved(
-                    f"consumer {consumer_id} is not known",
-                    why="its topic or subscription was deleted, or it was never made",
-                    hint="subscribe again",
-                )
-            consumer = await self._subscribe_again(identity, connection)
+                raise _unknown(consumer_id)
+            consumer = await self._subscribe_again(identity, connection, caller)
+        consumer.caller = caller
         if stream.local_closed:  # the client went away meanwhile
             self.leave(consumer)
             return
@@ -210,12 +235,47 @@ class Consuming:
         consumer.credit_bytes_max = min(CREDIT_BYTES, share)
         self.credit(consumer, CREDIT_RECORDS, consumer.credit_bytes_max)
 
-    async def _subscribe_again(self, identity: KnownConsumer, connection: Streaming) -> GrpcConsumer:
+    async def _subscribe_again(
+        self, identity: KnownConsumer, connection: Streaming, caller: Identity
+    ) -> GrpcConsumer:
         try:
-            return await self.subscribe(identity, connection)
+            return await self.subscribe(identity, connection, caller)
         except OwnerMoved:
             await asyncio.sleep(UNKNOWN_DELAY_S)
             raise
+
+    def _may_receive(self, authority: Authority, consumer_id: int, caller: Identity) -> bool:
+        """Return whether the caller may consume the topic of this id, if there is one."""
+        held = self._by_id.get(consumer_id)
+        identity = held.identity if held is not None else self._known.find(consumer_id)
+        if identity is None:
+            return True  # it is not known to anybody
+        topic = topic_resource(self._known.place(identity).name)
+        return authority.decide(caller, "Consume", topic).allowed
+
+    def judge_again(self, connection: Any) -> int:
+        """End the consumers of a connection whose callers may not consume any more; how many there were."""
+        consumers, authority = self.of_connection(connection), self._authority
+        if authority is None:
+            return 0
+        for consumer in consumers:
+            try:
+                authority.demand(consumer.caller, "Consume", topic_resource(consumer.place.name))
+                if self.revoked(consumer.caller):
+                    raise NotAuthenticated("the credential is not accepted any more", hint="get a new one")
+            except (NotAllowed, NotAuthenticated) as error:
+                self._forget(consumer)
+                self._end(consumer, error.with_traceback(None))
+        return len(consumers)
+
+    def end_expired(self, ended: Callable[[Identity], bool]) -> None:
+        """End the streams of expired credentials, in a way that has their clients call again."""
+        for consumer in [one for one in self._by_id.values() if one.caller.expires_us]:
+            if ended(consumer.caller):
+                self._forget(consumer)
+                self._end(
+                    consumer, OwnerMoved("the credential has expired", hint="call again with a new one")
+                )
 
     def credit(self, consumer: GrpcConsumer, records: int, size_bytes: int) -> None:
         if consumer.handle:
@@ -278,6 +338,14 @@ class Consuming:
         stream, consumer.stream = consumer.stream, None
         if stream is not None and not stream.local_closed:
             consumer.connection.end(stream, error)
+
+
+def _unknown(consumer_id: int) -> OwnerMoved:
+    return OwnerMoved(
+        f"consumer {consumer_id} is not known",
+        why="its topic or subscription was deleted, or it was never made",
+        hint="subscribe again",
+    )
 
 
 class Known(Protocol):

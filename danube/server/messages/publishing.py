@@ -24,6 +24,8 @@ from danube.core.metadata.known_consumers import producer_identity
 from danube.core.metadata.quotas import namespace_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind, OpenProducer
+from danube.core.security.authority import EVERYBODY, Authority, topic_resource
+from danube.core.security.principals import Identity, Principal
 from danube.errors import (
     CallerError,
     DanubeError,
@@ -60,6 +62,7 @@ GROUP_RECORDS_MAX = TURN_MESSAGES_MAX
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 ATTEMPTS_MAX = 3
 TARGETS_MAX = 50_000
+ALLOWED_MAX = 1_000  # principals that a target remembers
 _REQUEST_ID: Callable[[Message], int] = itemgetter(2)
 
 
@@ -103,8 +106,8 @@ class Target:
     """One producer of one partition, as this worker publishes for it; a handle's owner."""
 
     __slots__ = (
-        "_publishing", "exclusive", "groups", "handle", "in_flight", "name", "opening", "partition",
-        "producer_id", "record_bytes_max", "topic_id", "users", "version", "waiters",
+        "_publishing", "allowed", "exclusive", "groups", "handle", "in_flight", "name", "opening",
+        "partition", "producer_id", "record_bytes_max", "topic_id", "users", "version", "waiters",
     )  # fmt: skip
 
     def __init__(self, publishing: Publishing, partition: str, name: str) -> None:
@@ -122,6 +125,7 @@ class Target:
         self.in_flight: dict[int, _Group] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.users: set[Any] = set()  # connections that created this producer
+        self.allowed: dict[Principal, int] = {}  # who may publish, by what version of the rights
 
     @property
     def idle(self) -> bool:
@@ -138,8 +142,11 @@ class Target:
 class Publishing:
     """The publishing half of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, router: Router, metadata: LocalLog) -> None:
+    def __init__(
+        self, session: BrokerSession, router: Router, metadata: LocalLog, authority: Authority = EVERYBODY
+    ) -> None:
         self.draining = False
+        self._authority = authority if authority.enforced else None
         self._session = session
         self._router = router
         self._metadata = metadata
@@ -301,37 +308,45 @@ class Publishing:
         """Put the messages of this turn into groups."""
         calls, self.calls = self.calls, []
         datas, self._datas = self._datas, []
+        if self._authority is None:
+            self._read_of(None, calls, datas)
+            return
+        for identity, (of, some) in _by_caller(calls, datas).items():
+            self._read_of(identity, of, some)
+
+    def _read_of(self, caller: Identity | None, calls: list[Call], datas: list[bytes]) -> None:
+        """Put messages of one caller into groups."""
         lots = read_together(datas) if len(datas) >= FEW else None
         if lots is None:
             for call, data in zip(calls, datas, strict=True):
-                self._take(call, data)
+                self._take(caller, call, data)
             return
         for lot in lots:
-            self._take_lot(lot, calls, datas)
+            self._take_lot(caller, lot, calls, datas)
 
-    def _take_lot(self, lot: Lot, calls: list[Call], datas: list[bytes]) -> None:
+    def _take_lot(self, caller: Identity | None, lot: Lot, calls: list[Call], datas: list[bytes]) -> None:
         columns, indices = lot.columns, lot.indices
         chosen = calls if len(indices) == len(calls) else [calls[index] for index in indices]
         try:
-            target = self._target_of(lot.first, lot.first.msg_id)
+            target = self._target_of(caller, lot.first, lot.first.msg_id)
         except Exception as error:  # even an unforeseen error: the turn is other clients' too
             refuse_calls(chosen, error)
             return
         if columns.largest > target.record_bytes_max:
             for index, call in zip(indices, chosen, strict=True):
-                self._take(call, datas[index])
+                self._take(caller, call, datas[index])
             return
         target.groups.append(
             _Group(envelope_of(lot.first, lot.first.msg_id), chosen, columns, columns.payloads.total)
         )
         self.dirty[target] = None
 
-    def _take(self, call: Call, data: bytes) -> None:
+    def _take(self, caller: Identity | None, call: Call, data: bytes) -> None:
         """Take one message by itself: refuse it, or add it to a group."""
         try:
             message = parsed(data)
             place = message.msg_id
-            target = self._target_of(message, place)
+            target = self._target_of(caller, message, place)
             own = own_fields_of(message)
             if len(own[0]) > target.record_bytes_max:
                 _refuse_large(len(own[0]), target)
@@ -354,8 +369,10 @@ class Publishing:
         group.messages.append(own)
         group.size_bytes += len(data)
 
-    def _target_of(self, message: StreamMessage, place: MsgID) -> Target:
+    def _target_of(self, caller: Identity | None, message: StreamMessage, place: MsgID) -> Target:
         target = self._targets.get((place.topic_name, message.producer_name))
+        if caller is not None:
+            self._demand(caller, target, place.topic_name)
         if (
             target is None
             or target.producer_id != place.producer_id
@@ -363,6 +380,20 @@ class Publishing:
         ):
             return self._find(message)
         return target
+
+    def _demand(self, caller: Identity, target: Target | None, partition: str) -> None:
+        """Raise NotAllowed unless the caller may publish there, by the rights of now."""
+        authority = self._authority
+        if authority is None:
+            return
+        version = authority.version
+        if target is not None and target.allowed.get(caller.principal) == version:
+            return
+        authority.demand(caller, "Produce", topic_resource(partition))
+        if target is not None:
+            if len(target.allowed) >= ALLOWED_MAX:
+                target.allowed.clear()
+            target.allowed[caller.principal] = version
 
     def _find(self, message: StreamMessage) -> Target:
         """The target of a message that names none of the open ones, or another id than it has."""
@@ -471,3 +502,23 @@ def _refuse_large(size: int, target: Target) -> None:
         why=f"the limit of {target.partition} is {target.record_bytes_max} bytes",
         hint=larger_record_hint(size, split_partition_name(target.partition)[0]),
     )
+
+
+def _by_caller(calls: list[Call], datas: list[bytes]) -> dict[Identity, tuple[list[Call], list[bytes]]]:
+    """The calls of a turn and their messages, by who makes them; those of nobody are refused."""
+    found: dict[Identity, tuple[list[Call], list[bytes]]] = {}
+    former: Identity | None = None
+    of: list[Call] = []
+    some: list[bytes] = []
+    for call, data in zip(calls, datas, strict=True):
+        try:
+            caller = call[0].identity_of(call[1])
+        except DanubeError as error:
+            refuse_calls([call], error)
+            continue
+        if caller is not former:
+            of, some = found.setdefault(caller, ([], []))
+            former = caller
+        of.append(call)
+        some.append(data)
+    return found

@@ -16,6 +16,7 @@ from danube.broker.routing.router import Router
 from danube.core.batch.columns import EncodedBatch
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind
+from danube.core.security.principals import INTERNAL
 from danube.errors import DanubeError, Overloaded
 
 CONNECTION_ID = (1 << 62) + 1
@@ -39,7 +40,7 @@ class BrokerSession(RoutedSession):
     """See the module.  All methods run on the worker's loop."""
 
     def __init__(self, router: Router, schedule_turn: Callable[[], None]) -> None:
-        super().__init__(CONNECTION_ID)
+        super().__init__(CONNECTION_ID, INTERNAL)
         self._router = router
         self.schedule_turn = schedule_turn
         self._answers: dict[int, Answer] = {}

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind
+from danube.core.security.authority import EVERYBODY, Authority, topic_resource
 from danube.errors import DanubeError, InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
 from danube.server.messages.answers import Answering, Call, answer_calls, refuse_calls
@@ -20,6 +21,7 @@ from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
 if TYPE_CHECKING:
     from danube.broker.shard.admin import NackedRecord
     from danube.core.http2.streams import Stream
+    from danube.core.security.principals import Principal
 
 _OFFSET_MAX = (1 << 62) - 1
 _DELAY_MS_MAX = (1 << 62) // 1_000_000
@@ -47,10 +49,11 @@ class _Pending:
 class Settling:
     """The acknowledging part of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, settle: Settle) -> None:
+    def __init__(self, session: BrokerSession, settle: Settle, authority: Authority = EVERYBODY) -> None:
         self._session = session
         self._settle = settle
-        self.pending: dict[tuple[str, str], _Pending] = {}
+        self._authority = authority if authority.enforced else None
+        self.pending: dict[tuple[str, str, Principal | None], _Pending] = {}
 
     def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
         """Take one Ack call; raises InvalidArgument if it is malformed."""
@@ -58,7 +61,7 @@ class Settling:
             request = AckRequest.FromString(data)
         except DecodeError:
             raise InvalidArgument("the message is not a danube.AckRequest") from None
-        pending, offset = self._find(request)
+        pending, offset = self._find(request, connection, stream)
         pending.acks.append(offset)
         pending.calls.append((connection, stream, size))
         pending.request_ids.append(request.request_id)
@@ -69,21 +72,26 @@ class Settling:
             request = NackRequest.FromString(data)
         except DecodeError:
             raise InvalidArgument("the message is not a danube.NackRequest") from None
-        pending, offset = self._find(request)
+        pending, offset = self._find(request, connection, stream)
         delay_ms = min(request.delay_ms, _DELAY_MS_MAX) if request.HasField("delay_ms") else -1
         pending.nacks.append((offset, delay_ms, request.reason[:_REASON_CHARACTERS_MAX]))
         pending.calls.append((connection, stream, size))
         pending.request_ids.append(request.request_id)
 
-    def _find(self, request: AckRequest | NackRequest) -> tuple[_Pending, int]:
-        place = request.msg_id
-        key = (place.topic_name, request.subscription_name)
+    def _find(
+        self, request: AckRequest | NackRequest, connection: Answering, stream: Stream
+    ) -> tuple[_Pending, int]:
+        place, authority = request.msg_id, self._authority
+        caller = None if authority is None else connection.identity_of(stream)
+        key = (place.topic_name, request.subscription_name, caller and caller.principal)
         pending = self.pending.get(key)
         if pending is None:
             if not request.HasField("msg_id"):
                 raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
             check_topic_name(place.topic_name)
             check_label(request.subscription_name, "subscription")
+            if authority is not None and caller is not None:
+                authority.demand(caller, "Consume", topic_resource(place.topic_name))
             pending = self.pending[key] = _Pending()
         if place.topic_offset > _OFFSET_MAX:
             raise InvalidArgument(f"topic_offset {place.topic_offset} cannot be an offset")
@@ -92,7 +100,7 @@ class Settling:
     def hand_over(self) -> None:
         """Send the turn's settlements to the partitions' owners."""
         pending, self.pending = self.pending, {}
-        for (partition, subscription), settled in pending.items():
+        for (partition, subscription, _), settled in pending.items():
             for start in range(0, len(settled.calls), SETTLED_PER_REQUEST_MAX):
                 self._send(partition, subscription, settled, start)
 

@@ -39,7 +39,8 @@ class BrokerAdmin:
         return pb.BrokerResponse(leader=found["broker_id"])
 
     async def list_namespaces(self, request: pb.Empty, call: Call) -> pb.NamespaceListResponse:
-        return pb.NamespaceListResponse(namespaces=current(self._broker).namespaces())
+        names = current(self._broker).namespaces()
+        return pb.NamespaceListResponse(namespaces=filter(self._broker.sight(call).namespace, names))
 
     async def unload_broker(self, request: pb.UnloadBrokerRequest, call: Call) -> pb.UnloadBrokerResponse:
         """Answer at once: the moves are pending, and the leader makes some at a time."""

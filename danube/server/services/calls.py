@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.listeners import address_text
+from danube.broker.routing.judging import Sight
 from danube.cluster.control.door import ControllerClient
+from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import DanubeError, OwnerMoved, TopicNotFound
 from danube.host import clock
 from danube.limits import PAGE_ENTRIES_MAX
@@ -44,6 +46,7 @@ class Call:
     peer: str
     local_address: str  # ``host:port`` of this end
     connection: Any
+    identity: Identity = ANONYMOUS
 
     @property
     def dialled(self) -> str:
@@ -78,6 +81,10 @@ class BrokerCalls:
         """Whether clients are served: in a cluster only while this broker's lease holds."""
         lease = self._worker.context.lease
         return not self.draining and (lease is None or lease.end_ns > clock.elapsed_ns())
+
+    def sight(self, call: Call) -> Sight:
+        """Return the caller's view of lists."""
+        return Sight(self._worker.authority, call.identity, self.metadata)
 
     @property
     def metadata(self) -> Metadata:

@@ -40,7 +40,7 @@ class ConsumerService:
             wanted = KnownConsumer(consumer_id, *place[:3], mode, request.consumer_name, filters)
         else:
             wanted = known
-        consumer = await self._consuming.subscribe(wanted, call.connection)
+        consumer = await self._consuming.subscribe(wanted, call.connection, call.identity)
         if wanted is not known:
             try:
                 await self._broker.propose(KnowConsumer(consumer=wanted, known_max=KNOWN_CONSUMERS_MAX))

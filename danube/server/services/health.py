@@ -26,16 +26,16 @@ class HealthCheck:
     async def health_check(self, request: HealthCheckRequest, call: Call) -> HealthCheckResponse:
         """Answer whether the client's id is usable; an unknown id must be created again, without an error."""
         if request.client == _PRODUCER:
-            return _OK if self._producer_known(request.id) else _CLOSE
+            return _OK if self._producer_known(request.id, call) else _CLOSE
         if request.client == _CONSUMER:
-            return _OK if self._consumer_known(request.id) else _CLOSE
+            return _OK if self._consumer_known(request.id, call) else _CLOSE
         raise InvalidArgument(
             f"client type {request.client} is not known", hint="use 0 for a producer, 1 for a consumer"
         )
 
-    def _producer_known(self, producer_id: int) -> bool:
+    def _producer_known(self, producer_id: int, call: Call) -> bool:
         partition = self._publishing.partition_of(producer_id)
-        if not partition:
+        if not partition or not self._broker.sight(call).may("Produce", partition):
             return False
         try:
             record, index = self._broker.metadata.topic_of_partition(partition)
@@ -43,8 +43,12 @@ class HealthCheck:
             return False
         return self._broker.serves(record.topic_id, index)
 
-    def _consumer_known(self, consumer_id: int) -> bool:
+    def _consumer_known(self, consumer_id: int, call: Call) -> bool:
         found = find_consumer(self._broker, consumer_id)
         if found is None:
-            return self._consuming.find(consumer_id) is not None
+            held = self._consuming.find(consumer_id)
+            return held is not None and self._broker.sight(call).may("Consume", held.place.name)
+        record = self._broker.metadata.topic_with_id(found.topic_id)
+        if record is not None and not self._broker.sight(call).may("Consume", record.topic):
+            return False
         return self._broker.serves(found.topic_id, found.partition)

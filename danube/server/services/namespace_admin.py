@@ -26,7 +26,7 @@ class NamespaceAdmin:
     async def get_namespace_topics(self, request: pb.NamespaceRequest, call: Call) -> pb.TopicListResponse:
         """Physical names; none for a namespace that does not exist."""
         check_namespace(request.name)
-        return pb.TopicListResponse(topics=physical_names(self._broker, request.name))
+        return pb.TopicListResponse(topics=physical_names(self._broker, request.name, call))
 
     async def get_namespace_policies(self, request: pb.NamespaceRequest, call: Call) -> pb.PolicyResponse:
         """The seven limits as JSON; what the namespace does not limit is the broker's own limit, or 0."""
@@ -57,9 +57,10 @@ class NamespaceAdmin:
         return pb.NamespaceResponse(success=True)
 
 
-def physical_names(broker: BrokerCalls, namespace: str) -> list[str]:
+def physical_names(broker: BrokerCalls, namespace: str, call: Call) -> list[str]:
     """Physical names of a namespace's topics, in order of creation; none where it does not exist."""
-    metadata = current(broker)
+    metadata, sees = current(broker), broker.sight(call).topics()
     if namespace not in metadata.namespaces():
         return []
-    return [name for record in metadata.topics(namespace) for name in record.physical_names]
+    seen = [record for record in metadata.topics(namespace) if sees(record.topic)]
+    return [name for record in seen for name in record.physical_names]

@@ -146,7 +146,9 @@ class SchemaRegistry:
         )
 
     async def list_subjects(self, request: pb.ListSubjectsRequest, call: Call) -> pb.ListSubjectsResponse:
+        sight = self._broker.sight(call)
         found = await whole_list(self._broker.ask, "schema.subjects")
+        found = [row for row in found if sight.subject(row["subject"])]
         return pb.ListSubjectsResponse(
             subjects=[
                 filled(pb.SubjectSummary, one, compatibility_mode=one["compatibility"]) for one in found

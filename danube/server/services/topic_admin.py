@@ -107,19 +107,21 @@ class TopicAdmin:
         namespace = check_namespace(request.name)
         metadata = current(self._broker)
         known = namespace in metadata.namespaces()
-        return self._listed(metadata.topics(namespace) if known else [])
+        return self._listed(call, metadata.topics(namespace) if known else [])
 
     async def list_broker_topics(self, request: pb.BrokerRequest, call: Call) -> pb.TopicInfoListResponse:
         """List the topics of one broker; a broker that is alone has all."""
         broker_id = str(number_of_broker(request.broker_id))
-        listed = self._listed(current(self._broker).topics())
+        listed = self._listed(call, current(self._broker).topics())
         return pb.TopicInfoListResponse(topics=[one for one in listed.topics if one.broker_id == broker_id])
 
-    def _listed(self, records: Sequence[TopicRecord]) -> pb.TopicInfoListResponse:
+    def _listed(self, call: Call, records: Sequence[TopicRecord]) -> pb.TopicInfoListResponse:
+        sees = self._broker.sight(call).topics()
         return pb.TopicInfoListResponse(
             topics=[
                 pb.TopicInfo(name=name, broker_id=self._owner(record, place), delivery=_delivery(record))
                 for record in records
+                if sees(record.topic)
                 for place, name in enumerate(record.physical_names)
             ]
         )

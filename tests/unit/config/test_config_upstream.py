@@ -155,9 +155,13 @@ def test_what_differs_between_the_files_is_taken(tmp_path: Path, name: str) -> N
 
 def test_access_control_is_not_left_out_in_silence(tmp_path: Path) -> None:
     found = problems(tmp_path, FILES["secure"])
-    assert found.count("\n") == 0 and found.startswith("auth.mode 'tls' cannot be had here")
-    assert "tls.cert_file" in found and "auth.tls" in found
-    assert taken(tmp_path, file_of(auth=SECURE | {"mode": "none"})).tls.cert_file == "", "as there"
+    assert found.startswith("auth.jwt.secret_key has less than 32 bytes"), "it listens on every address"
+    jwt = {"secret_key": "a secret of thirty-two bytes, or more"}
+    secure = taken(tmp_path, file_of(auth=SECURE | {"jwt": jwt}))
+    assert secure.auth.mode == "tls" and secure.tls.cert_file == str(tmp_path / "cert" / "a.pem")
+    plain = taken(tmp_path, file_of(auth=SECURE | {"mode": "none"}))
+    assert plain.tls.cert_file == "", "as there"
+    assert plain.auth.jwt_secret_key.reveal() == "a secret" and plain.auth.super_admins == "admin"
 
 
 def test_the_write_buffer_is_named_with_what_there_is_instead(tmp_path: Path) -> None:

@@ -39,13 +39,13 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_the_other_worker_goes_on_where_the_first_has_stopped(pairs: tuple[Pair, ...]) -> None:
     with forked(0, pairs) as here, forked(1, pairs) as there, connection() as (client, accepted):
-        assert here.send(1, accepted.fileno(), "native", 17, b"what was read")
+        assert here.send(1, accepted.fileno(), "native", 17, b"what was read", b"who it is")
         accepted.close()
         client.sendall(b" and what was not")
         arrived = there.receive()
         assert arrived is not None and there.receive() is None and here.receive() is None
-        raw, door, sent_bytes, unread = arrived
-        assert (door, sent_bytes) == ("native", 17)
+        raw, door, sent_bytes, unread, told = arrived
+        assert (door, sent_bytes, told) == ("native", 17, b"who it is")
         assert raw is not None and unread + raw.recv(100) == b"what was read and what was not"
         assert not os.get_inheritable(raw.fileno())
         raw.sendall(b"answer")

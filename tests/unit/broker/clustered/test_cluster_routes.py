@@ -28,6 +28,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, FrameDecoder, Kind, OpenProducer
+from danube.core.security.principals import Identity
 from danube.errors import DanubeError, OwnerMoved, Unavailable
 from danube.host import clock
 from tests.unit.broker_parts import RecordingSession, RoutedBench
@@ -186,7 +187,7 @@ class Elsewhere:
     def elsewhere(self, topic_id: int, partition: int) -> DanubeError | None:
         return self.owner
 
-    def forward(self, moved: OwnerMoved, request: Admin, answer: Answer) -> bool:
+    def forward(self, moved: OwnerMoved, request: Admin, answer: Answer, asking: Identity) -> bool:
         self.answers.append(answer)
         return True
 

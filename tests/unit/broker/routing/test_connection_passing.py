@@ -32,7 +32,8 @@ class FakePassing:
         self.takes = True
         self.passed: list[tuple[int, int, bytes]] = []
 
-    def offer(self, owner: int, descriptor: int, unread: memoryview, sent_bytes: int) -> bool:
+    def offer(self, owner: int, descriptor: int, unread: memoryview, sent_bytes: int, told: bytes) -> bool:
+        assert not told, "there is nothing to tell where nobody is asked"
         if self.takes:
             self.passed.append((owner, descriptor, bytes(unread)))
         return self.takes
@@ -208,7 +209,7 @@ def offered(region: Region, owner: int, shares_max: float = 0) -> bool:
     arrived = waiting.receive() if owner else None
     waiting.close()
     if arrived is not None and arrived.raw is not None:
-        assert arrived[1:] == ("grpc", 9, b"x")
+        assert arrived[1:] == ("grpc", 9, b"x", b"")
         arrived.raw.close()
     assert taken == (arrived is not None)
     return taken

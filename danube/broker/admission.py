@@ -1,0 +1,136 @@
+"""Admission: who a client is, asked once at each door, and a brake on guessing.
+
+A refused client is answered late; from an address that was refused too often within a minute, later still.
+Credentials of that address are checked all the same: others may live behind it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from danube.config.auth import credentials_of
+from danube.core.security.api_keys import identity_of_key, looks_like_api_key
+from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
+from danube.core.security.principals import Identity
+from danube.errors import NotAuthenticated, TokenExpired
+from danube.host import clock, telemetry
+
+if TYPE_CHECKING:
+    from danube.config.loading import BrokerConfig
+    from danube.core.metadata.roles import Access
+    from danube.host.credentials import Credentials
+
+_log = telemetry.events("admission")
+MINUTE_NS: Final = 60_000_000_000
+SOURCES_MAX: Final = 10_000
+REFUSAL_S: Final = 0.2  # before a refusal is told
+GUESSING_S: Final = 1.0
+
+NO_CREDENTIAL: Final = "this broker wants to know who asks"
+
+
+class Admission:
+    """Checks credentials for the doors of one worker."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        access: Callable[[], Access],
+        *,
+        failures_per_minute: int,
+        now_us: Callable[[], int] = clock.wall_us,
+        now_ns: Callable[[], int] = clock.monotonic_ns,
+    ) -> None:
+        self.leeway_us = credentials.leeway_s * 1_000_000
+        self._access = access
+        self.now_us = now_us
+        self.credentials = credentials
+        self._failures_per_minute = failures_per_minute
+        self._now_ns = now_ns
+        self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since when, and how many
+
+    def admit(self, token: str, source: str, certificate: bytes = b"") -> Identity:
+        """Return who holds the token, or the client certificate (DER) that TLS has verified.
+
+        Raises NotAuthenticated or TokenExpired, to be told after pause_s().
+        """
+        if not token and not certificate:
+            self._failed(source, "no credential was given")
+            raise NotAuthenticated(NO_CREDENTIAL, hint="give the client a token")
+        try:
+            identity = self._proven(token, certificate)
+        except (NotAuthenticated, TokenExpired) as error:
+            self._failed(source, str(error.__cause__ or error))
+            raise error.with_traceback(None) from None
+        if why := self._access().credentials.revoked(identity):
+            self._failed(source, why, principal=str(identity.principal))
+            raise refused(why)
+        return identity
+
+    def _proven(self, token: str, certificate: bytes) -> Identity:
+        """The identity of either; with both they must name the same principal."""
+        if not certificate:
+            return self._identity(token)
+        try:
+            shown = self.credentials.of_certificate(certificate, self.now_us())
+        except NotAuthenticated:
+            if not token:
+                raise
+            return self._identity(token)  # a certificate that names nobody, such as a proxy's
+        if token and (other := self._identity(token)).principal != shown.principal:
+            raise refused(f"the token is of {other.principal}, and the certificate of {shown.principal}")
+        return shown
+
+    def _identity(self, text: str) -> Identity:
+        """Return the holder of a token or an API key."""
+        if looks_like_api_key(text):
+            return identity_of_key(self._access(), text, self.now_us())
+        return self.credentials.check(text, self.now_us())
+
+    def revoked(self, identity: Identity) -> bool:
+        """Return whether a credential that was good is good no longer."""
+        return bool(self._access().credentials.revoked(identity))
+
+    def forget(self) -> None:
+        """Check every credential anew: keys or revocations have changed."""
+        self.credentials.forget()
+
+    def pause_s(self, source: str) -> float:
+        """How long a refusal of this source is held back."""
+        return GUESSING_S if self._failures.get(source, (0, 0))[1] > self._failures_per_minute else REFUSAL_S
+
+    def _failed(self, source: str, why: str, principal: str = "") -> None:
+        now_ns = self._now_ns()
+        since_ns, count = self._failures.pop(source, (now_ns, 0))
+        if now_ns - since_ns > MINUTE_NS:
+            since_ns, count = now_ns, 0
+        self._failures[source] = since_ns, count + 1
+        if len(self._failures) > SOURCES_MAX:
+            self._failures.popitem(last=False)
+        facts: dict[str, Any] = {"principal": principal} if principal else {}
+        _log.limited("a credential was refused", source=source, why=why, **facts)
+
+
+def authority_of(config: BrokerConfig, access: Callable[[], Access]) -> Authority:
+    """Return the judge by the metadata's roles and bindings; where nobody is asked all is allowed."""
+    if not config.auth.asks:
+        return EVERYBODY
+    return Authority(access, super_admins_of(config.auth.super_admin_names))
+
+
+def admission_of(config: BrokerConfig, access: Callable[[], Access]) -> Admission | None:
+    """Return what checks credentials; made in the worker, so that no other process holds the keys."""
+    auth = config.auth
+    if not auth.asks:
+        return None
+    credentials = credentials_of(auth, short_allowed=config.only_this_host)
+    return Admission(credentials, access, failures_per_minute=auth.failures_per_minute)
+
+
+def refused(why: str) -> NotAuthenticated:
+    """The one error of every credential that is not taken; ``why`` is for the log."""
+    error = NotAuthenticated("the credential is not accepted", hint="ask the operator for one that is")
+    error.__cause__ = NotAuthenticated(why)
+    return error

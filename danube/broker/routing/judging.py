@@ -1,0 +1,206 @@
+"""The judge of the router: what a session may open and ask for, and whether that still holds.
+
+Everything is judged by its name, before anybody looks whether it exists: so a refusal does not tell.  What a
+handle was opened by is kept as its *grant*.  Frames of an open handle are not judged.  When rights change,
+grants are judged again, and handles that are no longer allowed are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from danube.broker.api import Holder, RoutedSession
+from danube.broker.operations.context import Answer
+from danube.core.metadata.machine import Metadata
+from danube.core.protocol import native as wire
+from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind, Lookup, OpenProducer, Subscribe
+from danube.core.security.authority import Authority, somewhere_in, topic_resource
+from danube.core.security.operations import ADMIN, NATIVE, Row, judge
+from danube.core.security.principals import Identity, Principal
+from danube.errors import DanubeError, InvalidArgument, NotAllowed, NotAuthenticated
+
+_LISTS: Final = ("namespaces", "list_topics", "schema.subjects")
+JUDGED_AT_ONCE: Final = 1_000  # grants in one turn, when rights have changed
+
+
+class Grant(NamedTuple):
+    """Why a handle may be open: the request that opened it."""
+
+    row: Row
+    closes: Kind  # the frame that closes the handle
+    request: OpenProducer | Subscribe
+
+
+class Sight(NamedTuple):
+    """One identity's view of lists: only what it may look up."""
+
+    authority: Authority
+    identity: Identity
+    state: Metadata
+
+    def topics(self) -> Callable[[str], bool]:
+        return self.authority.sees_topic(self.identity)
+
+    def may(self, permission: str, topic: str) -> bool:
+        return self.authority.decide(self.identity, permission, topic_resource(topic)).allowed
+
+    def namespace(self, name: str) -> bool:
+        return self.authority.visible(self.identity, somewhere_in(name))
+
+    def subject(self, name: str) -> bool:
+        try:
+            judge(self.authority, self.identity, ADMIN["schema.get"], {"args": {"subject": name}}, self.state)
+        except (NotAllowed, NotAuthenticated):
+            return False
+        return True
+
+
+class Judging:
+    """Asked by the router for each request of a session that is not the broker's own."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        state: Callable[[], Metadata],
+        route: Callable[[RoutedSession, Frame, memoryview], bool],
+    ) -> None:
+        self.authority = authority
+        self._state = state
+        self._route = route
+
+    def lookup(self, session: RoutedSession, request: Lookup) -> None:
+        self._demand(session.identity, NATIVE["LOOKUP"], request)
+
+    def open_producer(self, session: RoutedSession, handle: int, request: OpenProducer) -> None:
+        self._grant(session, handle, Grant(NATIVE["OPEN_PRODUCER"], Kind.CLOSE_PRODUCER, request))
+
+    def subscribe(self, session: RoutedSession, handle: int, request: Subscribe) -> None:
+        self._grant(session, handle, Grant(NATIVE["SUBSCRIBE"], Kind.CLOSE_CONSUMER, request))
+
+    def _grant(self, session: RoutedSession, handle: int, grant: Grant) -> None:
+        """Judge what opens a handle.
+
+        A handle in use is not opened again, even where its owner would refuse that: its grant must be what
+        it was opened by.
+        """
+        self._demand(session.identity, grant.row, grant.request)
+        if session.identity.how == "internal":
+            return
+        if handle in session.grants and session.holds(handle):
+            raise InvalidArgument(
+                f"handle {handle} is in use on this connection", hint="choose another number"
+            )
+        session.grants[handle] = grant
+
+    def admin(self, session: RoutedSession, request: Admin) -> None:
+        """Judge an operation; what is forwarded is judged for who asked the other broker."""
+        row = ADMIN.get(request.op)
+        if row is None:
+            what = f"operation {request.op[:80]!r} is not known"
+            raise InvalidArgument(what, hint="the client may be newer")
+        if session.identity.how != "internal" and (request.forwarded or request.on_behalf):
+            raise NotAllowed("only a broker forwards requests", hint="ask without `forwarded`")
+        self._demand(asking(session.identity, request), row, request)
+
+    def shown(self, session: RoutedSession, request: Admin, answer: Answer) -> Answer:
+        """Return an answer to a request that leaves out of a list what the asking one does not see.
+
+        A page may be shorter then; the next one begins where it ended all the same.
+        """
+        sight = Sight(self.authority, asking(session.identity, request), self._state())
+        if request.op not in _LISTS or sight.identity.how == "internal":
+            return answer
+
+        def shown(value: Any) -> None:
+            if isinstance(value, dict):
+                value = {**value, "entries": _seen(request.op, value["entries"], sight)}
+            elif isinstance(value, list):
+                value = _seen(request.op, value, sight)
+            answer(value)
+
+        return shown
+
+    def _demand(self, identity: Identity, row: Row, request: object) -> None:
+        judge(self.authority, identity, row, request, self._state())
+
+    def again(self, session: RoutedSession) -> int:
+        """Judge the grants of a session again, and close the handles that are no longer allowed.
+
+        Return how many were looked at.
+        """
+        looked_at = 1
+        for handle, grant in list(session.grants.items()):
+            looked_at += 1
+            if not session.holds(handle):
+                del session.grants[handle]
+                continue
+            try:
+                self._demand(session.identity, grant.row, grant.request)
+            except (NotAllowed, NotAuthenticated) as error:
+                self._close(session, handle, grant, error)
+        return looked_at
+
+    def _close(self, session: RoutedSession, handle: int, grant: Grant, error: DanubeError) -> None:
+        """Close a handle at its owner, and tell the client."""
+        buffer = memoryview(bytearray(wire.control_frame(grant.closes, None, 0, handle)))
+        for one in FrameDecoder().frames(buffer, 0, len(buffer)):
+            if not self._route(session, one, buffer):
+                return  # the ring is full: the next look closes it
+        session.grants.pop(handle, None)
+        session.send_error(error.with_traceback(None), 0, handle)
+
+
+def _seen(op: str, entries: list[Any], sight: Sight) -> list[Any]:
+    if op == "namespaces":
+        return [name for name in entries if sight.namespace(name)]
+    if op == "schema.subjects":
+        return [one for one in entries if sight.subject(one["subject"])]
+    sees = sight.topics()
+    return [one for one in entries if sees(one["topic"])]
+
+
+def asking(session_identity: Identity, request: Admin) -> Identity:
+    """Return for whom a request is judged: a session of the broker itself may ask on behalf of another."""
+    if session_identity.how != "internal" or not request.on_behalf:
+        return session_identity
+    kind, _, name = request.on_behalf.partition(":")
+    return Identity(Principal(kind, name), "forwarded")
+
+
+class Recall:
+    """Notices that rights have changed, and has every holder judge its grants again."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        holders: Callable[[], list[Holder]],
+        forget: Callable[[], None],
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """``forget``: what was known of credentials holds no longer."""
+        self._authority = authority
+        self._holders = holders
+        self._forget = forget
+        self._call_soon = call_soon
+        self._seen = authority.version
+        self._left: list[Holder] = []
+
+    def look(self) -> None:
+        """Begin anew if rights have changed since the last look; called once a second."""
+        version = self._authority.version
+        if version == self._seen:
+            return
+        self._seen = version
+        self._forget()
+        running = bool(self._left)
+        self._left = self._holders()
+        if not running:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        looked_at = 0
+        while self._left and looked_at < JUDGED_AT_ONCE:
+            looked_at += self._left.pop().judge_again()
+        if self._left:
+            self._call_soon(self._go_on)

@@ -1,0 +1,160 @@
+"""The section ``auth`` of the configuration: who may use the broker's ports, and which keys sign tokens.
+
+Upstream's keys of this section mean what they mean there; ours lie beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from danube.config.problems import Problem
+from danube.config.quantities import format_duration, parse_duration_ms
+from danube.config.sections import (
+    Secret,
+    Setting,
+    TlsConfig,
+    declare,
+    parse_integer,
+    parse_secret,
+    parse_text,
+)
+
+if TYPE_CHECKING:
+    from danube.host.credentials import Credentials
+
+MODES: Final = ("none", "token", "tls")
+ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
+SECRET_BYTES_MIN: Final = 32  # of a key for HS256: as many as its hash has
+_KEY_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_PARTS: Final = ("kid", "alg", "file", "use")
+_USES: Final = ("check", "sign")
+
+
+class KeyFile(NamedTuple):
+    """One entry of ``auth.jwt.keys``; the algorithm belongs to the key, whatever a token says."""
+
+    key_id: str
+    algorithm: str
+    file: str
+    signs: bool
+
+
+def parse_keys(text: str) -> str:
+    """Check entries such as ``kid=2026 alg=ES256 file=/etc/danube/jwt.pem use=sign``, separated by commas."""
+    entries = list(key_files(text))
+    names = [one.key_id for one in entries]
+    if len(set(names)) < len(names):
+        raise ValueError("names a kid twice")
+    if sum(one.signs for one in entries) > 1:
+        raise ValueError("has two keys with use=sign; one signs, and all others only check")
+    return text.strip()
+
+
+def key_files(text: str) -> Iterator[KeyFile]:
+    """Yield the entries of ``auth.jwt.keys``; ValueError names what is wrong with one."""
+    for entry in filter(None, map(str.strip, text.split(","))):
+        parts = dict(word.partition("=")[::2] for word in entry.split())
+        unknown = [name for name in parts if name not in _PARTS]
+        if unknown or not all(parts.get(name) for name in ("kid", "alg", "file")):
+            raise ValueError("has an entry that is not kid, alg, file and use, such as use=check")
+        if not _KEY_ID.match(parts["kid"]):
+            raise ValueError(f"has the kid {parts['kid'][:40]!r}, which is not 1-64 letters, digits, . _ -")
+        if parts["alg"] not in ALGORITHMS:
+            raise ValueError(f"has the alg {parts['alg'][:40]!r}; there are {', '.join(ALGORITHMS)}")
+        use = parts.get("use", "check")
+        if use not in _USES:
+            raise ValueError(f"has the use {use[:40]!r}; there are {', '.join(_USES)}")
+        yield KeyFile(parts["kid"], parts["alg"], parts["file"], use == "sign")
+
+
+def _parse_names(text: str) -> str:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(name.isprintable() for name in names):
+        raise ValueError("holds control characters")
+    return ",".join(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthConfig:
+    """``mode`` none asks nobody; ``token`` and ``tls`` ask everybody at every port for a credential.
+
+    ``jwt_secret_key`` is the key of upstream's configuration, for HS256; it has the kid "".
+    """
+
+    mode: str = declare("none", "mode", lambda text: text.strip().lower(), choices=MODES)
+    super_admins: str = declare("", "super_admins", _parse_names)
+    jwt_secret_key: Secret = field(
+        default_factory=Secret,
+        metadata={"setting": Setting("jwt.secret_key", parse_secret, private=True)},
+    )
+    jwt_secret_key_file: str = declare("", "jwt.secret_key_file", parse_text)
+    jwt_keys: str = declare("", "jwt.keys", parse_keys)
+    jwt_issuer: str = declare("", "jwt.issuer", parse_text)
+    jwt_leeway_ms: int = declare(
+        60_000, "jwt.leeway", parse_duration_ms, show=format_duration, least=0, most=300_000
+    )
+    failures_per_minute: int = declare(10, "failures_per_minute", parse_integer, least=1, most=100_000)
+
+    @property
+    def asks(self) -> bool:
+        """Return whether a client must say who it is."""
+        return self.mode != "none"
+
+    @property
+    def super_admin_names(self) -> list[str]:
+        return [name for name in self.super_admins.split(",") if name]
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self.jwt_secret_key or self.jwt_secret_key_file or self.jwt_keys)
+
+
+def credentials_of(auth: AuthConfig, *, short_allowed: bool) -> Credentials:
+    """Return what checks and signs by this section; ConfigInvalid names a key that cannot be used.
+
+    ``short_allowed``: nobody but this host can guess a secret.
+    """
+    from danube.host.credentials import Credentials, load_key, secret_key
+
+    keys = [
+        load_key(one.key_id, one.algorithm, one.file, signs=one.signs, short_allowed=short_allowed)
+        for one in key_files(auth.jwt_keys)
+    ]
+    if auth.jwt_secret_key:
+        keys.append(secret_key("", auth.jwt_secret_key.reveal().encode(), short_allowed=short_allowed))
+    elif auth.jwt_secret_key_file:
+        keys.append(load_key("", "HS256", auth.jwt_secret_key_file, signs=True, short_allowed=short_allowed))
+    return Credentials(keys, issuer=auth.jwt_issuer, leeway_s=auth.jwt_leeway_ms // 1000)
+
+
+def contradictions(
+    auth: AuthConfig,
+    tls: TlsConfig,
+    origins: Mapping[str, str],
+    *,
+    loopback: bool,
+    clustered: bool,
+) -> Iterator[Problem]:
+    """Yield what cannot hold together in this section; ``loopback``: only this host reaches the ports."""
+    if not auth.asks:
+        return
+    if clustered and not tls.cert_file:
+        what = f"auth.mode is {auth.mode} in a cluster without tls.cert_file"
+        hint = "brokers prove by TLS that they are: set the files of tls and of cluster"
+        yield Problem(origins["auth.mode"], what, hint)
+    elif auth.mode == "tls" and not tls.cert_file:
+        yield Problem(origins["auth.mode"], "auth.mode is tls without a certificate", "set tls.cert_file")
+    if auth.jwt_secret_key and auth.jwt_secret_key_file:
+        what = "auth.jwt.secret_key and auth.jwt.secret_key_file are both given"
+        yield Problem(origins["auth.jwt.secret_key"], what, "give one of them")
+    if not auth.has_key and tls.client_certificates == "off":
+        what = f"auth.mode is {auth.mode}, and there is no key that checks tokens"
+        yield Problem(origins["auth.mode"], what, "set auth.jwt.keys, or auth.jwt.secret_key_file")
+    if auth.jwt_secret_key and not loopback and auth.jwt_secret_key.size_bytes < SECRET_BYTES_MIN:
+        what = (
+            f"auth.jwt.secret_key has less than {SECRET_BYTES_MIN} bytes, and others than this host may guess"
+        )
+        yield Problem(origins["auth.jwt.secret_key"], what, "take a longer one: openssl rand -hex 32")

@@ -1,0 +1,198 @@
+"""The router's judge: what opens a handle is kept, and judged again when rights have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from danube.broker.routing.judging import JUDGED_AT_ONCE, Judging, Recall, asking
+from danube.core.metadata.commands import Binding, DeleteBinding, PutBinding
+from danube.core.metadata.machine import Metadata
+from danube.core.partition.policy import FailurePolicy
+from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe
+from danube.core.security.authority import Authority
+from danube.core.security.principals import INTERNAL, Identity, Principal
+from danube.errors import InvalidArgument, NotAllowed
+from tests.unit.broker_parts import RecordingSession
+
+ADA = Identity(Principal("service_account", "ada"), "token")
+TOPIC = "/default/orders"
+
+
+class Court:
+    def __init__(self) -> None:
+        self.machine = Metadata()
+        self.routed: list[tuple[int, int]] = []
+        self.room = True
+        self.authority = Authority(lambda: self.machine.access)
+        self.judging = Judging(self.authority, lambda: self.machine, self._route)
+        self.session = RecordingSession(1)
+        self.session.identity = ADA
+
+    def _route(self, session: object, frame: Frame, buffer: memoryview) -> bool:
+        if self.room:
+            self.routed.append((frame.kind, frame.handle))
+        return self.room
+
+    def bind(self, role: str, topic: str = TOPIC) -> None:
+        binding = Binding(role, "service_account", "ada", (role,), "topic", topic)
+        self._apply(PutBinding(binding=binding))
+
+    def unbind(self, role: str, topic: str = TOPIC) -> None:
+        self._apply(DeleteBinding(id=role, scope="topic", resource_name=topic))
+
+    def _apply(self, command: object) -> None:
+        self.machine.apply(self.machine.version + 1, command)  # type: ignore[arg-type]
+
+    def open(self, handle: int, topic: str = TOPIC) -> None:
+        self.judging.open_producer(self.session, handle, OpenProducer(topic, "p"))
+        self.session.producers[handle] = object()
+
+    def errors(self) -> list[tuple[int, int]]:
+        return [(frame.kind, frame.handle) for frame in self.session.take()]
+
+
+@pytest.fixture
+def court() -> Court:
+    return Court()
+
+
+def test_nothing_is_allowed_without_a_role(court: Court) -> None:
+    for ask in (
+        lambda: court.judging.lookup(court.session, Lookup(TOPIC)),
+        lambda: court.judging.open_producer(court.session, 1, OpenProducer(TOPIC, "p")),
+        lambda: court.judging.subscribe(court.session, 1, Subscribe(TOPIC, "s", "c")),
+        lambda: court.judging.admin(court.session, Admin("delete_topic", "", {"topic": TOPIC})),
+        lambda: court.judging.admin(court.session, Admin("seek", f"{TOPIC}-part-3")),
+    ):
+        with pytest.raises(NotAllowed):
+            ask()
+    assert court.session.grants == {}
+
+
+def test_a_lookup_that_makes_its_topic_needs_the_right_to_produce(court: Court) -> None:
+    court.bind("consumer")
+    court.judging.lookup(court.session, Lookup(TOPIC))
+    with pytest.raises(NotAllowed):
+        court.judging.lookup(court.session, Lookup(TOPIC, create=True))
+
+
+def test_a_dead_letter_topic_is_one_more_topic_to_produce_to(court: Court) -> None:
+    court.bind("consumer")
+    letters = FailurePolicy(poison="dead_letter", dead_letter_topic="/other/planted")
+    court.judging.subscribe(court.session, 1, Subscribe(TOPIC, "s", "c"))
+    with pytest.raises(NotAllowed, match="/other/planted"):
+        court.judging.subscribe(court.session, 2, Subscribe(TOPIC, "s", "c", failure=letters))
+
+
+def test_the_broker_itself_needs_no_role_and_keeps_no_grant(court: Court) -> None:
+    court.session.identity = INTERNAL
+    court.judging.open_producer(court.session, 1, OpenProducer(TOPIC, "p"))
+    assert court.session.grants == {}
+
+
+def test_only_a_broker_asks_for_another(court: Court) -> None:
+    court.bind("admin")
+    for request in (Admin("topic", forwarded=True), Admin("topic", on_behalf="user:root")):
+        with pytest.raises(NotAllowed, match="only a broker"):
+            court.judging.admin(court.session, request)
+    court.session.identity = INTERNAL
+    with pytest.raises(NotAllowed, match="service_account:bob"):
+        court.judging.admin(court.session, Admin("topic", "", {"topic": TOPIC}, True, "service_account:bob"))
+    assert asking(INTERNAL, Admin("topic")) is INTERNAL
+
+
+def test_an_operation_without_a_row_is_nobody_s(court: Court) -> None:
+    with pytest.raises(InvalidArgument, match="'unheard'"):
+        court.judging.admin(court.session, Admin("unheard"))
+
+
+def test_a_right_that_is_taken_away_closes_its_handles(court: Court) -> None:
+    court.bind("producer")
+    court.bind("producer", "/default/kept")
+    court.open(1)
+    court.open(2, "/default/kept")
+    court.unbind("producer")
+    court.judging.again(court.session)
+    assert court.routed == [(Kind.CLOSE_PRODUCER, 1)]
+    assert court.errors() == [(Kind.ERROR, 1)] and list(court.session.grants) == [2]
+
+
+def test_with_a_full_ring_the_next_look_closes(court: Court) -> None:
+    court.bind("producer")
+    court.open(1)
+    court.unbind("producer")
+    court.room = False
+    court.judging.again(court.session)
+    assert court.errors() == [] and list(court.session.grants) == [1]
+    court.room = True
+    court.judging.again(court.session)
+    assert court.errors() == [(Kind.ERROR, 1)]
+
+
+def test_a_handle_in_use_keeps_the_grant_it_was_opened_by(court: Court) -> None:
+    """Else a handle would live by the right to another topic."""
+    court.bind("producer")
+    court.bind("producer", "/default/kept")
+    court.open(1)
+    with pytest.raises(InvalidArgument, match="in use"):
+        court.open(1, "/default/kept")
+    court.unbind("producer")
+    court.judging.again(court.session)
+    assert court.errors() == [(Kind.ERROR, 1)]
+
+
+def test_grants_of_closed_handles_are_dropped(court: Court) -> None:
+    court.bind("producer")
+    court.open(1)
+    del court.session.producers[1]
+    court.judging.again(court.session)
+    assert court.session.grants == {} and court.routed == []
+    court.open(1)
+
+
+def test_lists_leave_out_what_is_not_seen(court: Court) -> None:
+    court.bind("viewer", "/a/seen")
+    shown: list[object] = []
+
+    def answer(op: str) -> Callable[[object], None]:
+        return court.judging.shown(court.session, Admin(op), shown.append)
+
+    topics = [{"topic": "/a/seen"}, {"topic": "/a/other"}, {"topic": "/b/other"}]
+    answer("list_topics")(topics)
+    answer("list_topics")({"entries": topics, "after": "/b/other"})
+    answer("namespaces")(["a", "b"])
+    answer("schema.subjects")([{"subject": "s"}])
+    error = NotAllowed("no")
+    answer("namespaces")(error)
+    assert shown == [
+        topics[:1], {"entries": topics[:1], "after": "/b/other"}, ["a"], [], error
+    ]  # fmt: skip
+    assert court.judging.shown(court.session, Admin("topic"), shown.append) == shown.append
+
+
+class Held:
+    def __init__(self) -> None:
+        self.judged = 0
+
+    def judge_again(self) -> int:
+        self.judged += 1
+        return JUDGED_AT_ONCE // 2
+
+
+def test_rights_are_looked_at_when_they_have_changed_and_in_parts(court: Court) -> None:
+    held, later, forgotten = [Held() for _ in range(5)], [], []  # type: ignore[var-annotated]
+    recall = Recall(
+        court.authority, lambda: list(held), lambda: forgotten.append(1), lambda work: later.append(work)
+    )
+    recall.look()
+    assert [one.judged for one in held] == [0] * 5 and not forgotten
+    court.bind("producer")
+    recall.look()
+    assert sum(one.judged for one in held) == 2 and len(forgotten) == 1
+    while later:
+        later.pop()()
+    assert [one.judged for one in held] == [1] * 5
+    recall.look()
+    assert [one.judged for one in held] == [1] * 5, "nothing has changed since"

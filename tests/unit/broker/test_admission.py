@@ -1,0 +1,96 @@
+"""Admission at a door: who comes in, what is remembered of failures, and how late a refusal is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from danube.broker.admission import GUESSING_S, MINUTE_NS, REFUSAL_S, SOURCES_MAX, Admission
+from danube.core.metadata.commands import ApiKey, DeleteApiKey, PutApiKey, Revocation, Revoke
+from danube.core.metadata.machine import Metadata
+from danube.core.security.api_keys import api_key_text, hash_of_key
+from danube.core.security.principals import Principal
+from danube.errors import NotAuthenticated, TokenExpired
+from danube.host.credentials import Credentials, secret_key
+
+NOW_US = 1_700_000_000_000_000
+CREDENTIALS = Credentials([secret_key("", b"a secret of thirty-two bytes, or more")])
+
+
+class Entrance:
+    def __init__(self) -> None:
+        self.now_us, self.now_ns = NOW_US, 0
+        self.machine = Metadata()
+        self.admission = Admission(
+            CREDENTIALS, lambda: self.machine.access, failures_per_minute=3,
+            now_us=lambda: self.now_us, now_ns=lambda: self.now_ns,
+        )  # fmt: skip
+
+    def refused(self, token: str, source: str = "192.0.2.1") -> str:
+        with pytest.raises((NotAuthenticated, TokenExpired)) as caught:
+            self.admission.admit(token, source)
+        return str(caught.value)
+
+
+@pytest.fixture
+def entrance() -> Entrance:
+    CREDENTIALS.forget()
+    return Entrance()
+
+
+def signed(name: str = "app", **claims: object) -> str:
+    return CREDENTIALS.sign(Principal("service_account", name), 60, NOW_US, **claims)
+
+
+def test_a_token_names_its_holder(entrance: Entrance) -> None:
+    assert entrance.admission.admit(signed(), "a").principal == Principal("service_account", "app")
+
+
+def test_refusals_do_not_tell_why(entrance: Entrance) -> None:
+    bad = {entrance.refused(text) for text in ("x", signed()[:-2], "dnb_x_y", signed() + "x")}
+    assert bad == {"the credential is not accepted"}
+    assert "who asks" in entrance.refused("")
+
+
+def test_an_expired_token_is_named(entrance: Entrance) -> None:
+    entrance.now_us += 121_000_000
+    assert "expired" in entrance.refused(signed())
+
+
+def test_guessing_takes_longer_from_the_address_that_guesses(entrance: Entrance) -> None:
+    for _ in range(3):
+        entrance.refused("x")
+        assert entrance.admission.pause_s("192.0.2.1") == REFUSAL_S
+    entrance.refused("x")
+    assert entrance.admission.pause_s("192.0.2.1") == GUESSING_S
+    assert entrance.admission.pause_s("192.0.2.2") == REFUSAL_S
+    assert entrance.admission.admit(signed(), "192.0.2.1"), "who is known comes in from there all the same"
+    entrance.now_ns += MINUTE_NS + 1
+    entrance.refused("x")
+    assert entrance.admission.pause_s("192.0.2.1") == REFUSAL_S
+
+
+def test_failures_of_few_addresses_are_remembered(entrance: Entrance) -> None:
+    for number in range(SOURCES_MAX + 10):
+        entrance.refused("", f"source {number}")
+    assert len(entrance.admission._failures) == SOURCES_MAX
+
+
+def test_a_revoked_token_is_no_good(entrance: Entrance) -> None:
+    text = signed(jti="7")
+    identity = entrance.admission.admit(text, "a")
+    assert not entrance.admission.revoked(identity)
+    taken_back = Revocation(kind="token", value="7", end_us=NOW_US + 10**9)
+    entrance.machine.apply(1, Revoke(revocation=taken_back, now_us=NOW_US))
+    assert entrance.admission.revoked(identity)
+    assert entrance.refused(text) == "the credential is not accepted"
+
+
+def test_an_api_key_is_taken_like_a_token_until_it_is_deleted(entrance: Entrance) -> None:
+    text = api_key_text("k1", bytes(range(32)))
+    key = ApiKey("k1", hash_of_key(text), "service_account:old", NOW_US)
+    entrance.machine.apply(1, PutApiKey(key=key))
+    identity = entrance.admission.admit(text, "a")
+    assert (identity.principal, identity.how) == (Principal("service_account", "old"), "key")
+    entrance.machine.apply(2, DeleteApiKey(id="k1"))
+    assert entrance.admission.revoked(identity)
+    assert entrance.refused(text) == "the credential is not accepted"

@@ -68,7 +68,7 @@ def test_a_signal_to_the_whole_group_does_not_make_the_controller_leave_early(tm
     )  # fmt: skip
 
     async def scenario() -> None:
-        controller = Controller(context, cast(Any, SimpleNamespace()), cast(Any, None))
+        controller = Controller(context, cast(Any, SimpleNamespace(tls=None)), cast(Any, None))
         waiting = asyncio.ensure_future(controller._others_ended())
         for _ in range(3):
             await asyncio.sleep(0)

@@ -10,7 +10,6 @@ from danube.host.tls import HTTP1, HTTP2, NATIVE, TlsFiles, TlsPort
 
 if TYPE_CHECKING:
     from danube.config.loading import BrokerConfig
-    from danube.config.sections import ClusterConfig
 
 _HINT = "connect to danube+tls://, or with tls=danube.TlsOptions(...)"
 _NATIVE_REFUSAL = wire.error_frame(NotSupported("this port speaks TLS", hint=_HINT))
@@ -25,7 +24,8 @@ def tls_ports(config: BrokerConfig) -> dict[str, TlsPort]:
     clients = tls.client_certificates
     ports = {}
     if tls.cert_file:
-        peers = cluster_files(config.cluster) if config.cluster.enabled else None
+        members = config.cluster
+        peers = TlsFiles(members.cert_file, members.key_file, members.ca_file) if members.enabled else None
         ports["native"] = TlsPort(files, [NATIVE], clients, peers, _NATIVE_REFUSAL)
         ports["metrics"] = TlsPort(files, [HTTP1], clients, refusal=_HTTP_REFUSAL)
     if own.cert_file:
@@ -33,8 +33,3 @@ def tls_ports(config: BrokerConfig) -> dict[str, TlsPort]:
     if config.admin.tls or tls.cert_file:
         ports["admin"] = TlsPort(own if config.admin.tls else files, [HTTP2], clients)
     return ports
-
-
-def cluster_files(cluster: ClusterConfig) -> TlsFiles:
-    """The files by which the members of a cluster know each other."""
-    return TlsFiles(cluster.cert_file, cluster.key_file, cluster.ca_file)

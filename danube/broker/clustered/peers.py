@@ -61,7 +61,7 @@ class Peers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, tls: PeerTls | None = None) -> None:
         self._loop = loop
-        self.tls = tls
+        self._tls = tls
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._publisher: Session | None = None
@@ -94,7 +94,7 @@ class Peers:
         """Keep one connection until it is lost; waiting requests then fail."""
         error: DanubeError = OwnerMoved("the connection to the partition's owner is closed")
         try:
-            connection = Connection(session, parse_url(SCHEME + address), CONNECT_TIMEOUT_S, self.tls)
+            connection = Connection(session, parse_url(SCHEME + address), CONNECT_TIMEOUT_S, self._tls)
             error = await connection.serve_once()
         except DanubeError as failure:
             error = failure
@@ -119,7 +119,7 @@ class Peers:
         return producer
 
     async def _publish_from(self, session: Session, home: str) -> None:
-        connection = Connection(session, parse_url(SCHEME + home), CONNECT_TIMEOUT_S, self.tls)
+        connection = Connection(session, parse_url(SCHEME + home), CONNECT_TIMEOUT_S, self._tls)
         while True:
             try:
                 await connection.open()

@@ -59,11 +59,12 @@ COMMANDS = {
     "context": Entry(
         "danube.cli.security.context:context", "Keep brokers, and what they are shown, by name."
     ),
+    "login": Entry("danube.cli.security.context:login", "Store a token for the broker of a context."),
     "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
     "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
     "version": Entry("danube.cli.version:version", "Print the version."),
 }
-_WITHOUT_CONTEXT = ("start", "stop", "context", "completion", "version")
+_WITHOUT_CONTEXT = ("start", "stop", "context", "login", "completion", "version")
 ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "brokers", "schemas": "schema"}
 
 

@@ -9,7 +9,7 @@ import click
 
 from danube.cli.terminal import arguments
 from danube.cli.terminal.asking import Broker, broker_command
-from danube.cli.terminal.lazy import LazyGroup
+from danube.cli.terminal.lazy import Entry, LazyGroup
 from danube.cli.terminal.output import instant, line, note, plain, show
 from danube.cli.terminal.private_file import put_file
 from danube.errors import InvalidArgument
@@ -31,7 +31,12 @@ _file = click.option(
 )
 
 
-@click.group(cls=LazyGroup)
+COMMANDS = {
+    "init": Entry("danube.cli.security.bootstrap:init", "Make keys, certificates and the first token."),
+}
+
+
+@click.group(cls=LazyGroup, entries=COMMANDS)
 def security() -> None:
     """Say who may do what, and give out what proves who somebody is.
 

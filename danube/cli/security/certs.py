@@ -85,6 +85,15 @@ def dev(
     show([row | {"file": str(row["file"])} for row in rows], output, ("file", "done", "names", "not_after"))
 
 
+def make_broker(directory: Path, hosts: Sequence[str]) -> None:
+    """Make the certificate of a broker and its authority, where they are missing."""
+    from danube.host.certificates import SERVER, Wanted
+
+    own = dict.fromkeys([*LOOPBACK, socket.gethostname(), *hosts])
+    wanted = Wanted("broker", (SERVER,), hosts=[*own])
+    _Made(directory, LEAF_DAYS, replace=False).signed("authority", [wanted])
+
+
 def _check_names(names: Sequence[str]) -> None:
     """A name becomes a file's name and part of a URI, so it holds neither slashes nor blanks."""
     taken = {"authority", "cluster-authority", "broker"}

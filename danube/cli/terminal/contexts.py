@@ -2,7 +2,7 @@
 
 A context is a set of environment variables, those that the client itself reads, so that every command and
 every process that a command starts follows it.  What the user said goes before: with another address, by
-flag or variable, nothing of a context holds, because its certificate is for its own broker.
+flag or variable, nothing of a context holds, because its token is for its own broker.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ CHOICE: Final = "DANUBE_CONTEXT"
 URL: Final = "DANUBE_SERVICE_URL"
 VARIABLES: Final = {
     "url": URL,
+    "token_file": "DANUBE_TOKEN_FILE",
     "tls_ca": "DANUBE_TLS_CA",
     "tls_cert": "DANUBE_TLS_CERT",
     "tls_key": "DANUBE_TLS_KEY",
@@ -106,9 +107,10 @@ def apply(environ: MutableMapping[str, str], name: str | None) -> None:
         return
     fields = contexts.get(chosen or contexts.current)
     if not name and environ.get(URL) not in (None, fields["url"]):
-        return  # the user names another broker, which this context's files are not for
+        return  # the user names another broker, which this context's token is not for
+    told = bool(environ.get("DANUBE_TOKEN"))
     for key, variable in VARIABLES.items():
-        value = fields.get(key, "")
+        value = "" if told and key == "token_file" else fields.get(key, "")
         overridden = key != "url" or not name
         if value and not (overridden and environ.get(variable)):
             environ[variable] = _in_use[variable] = value

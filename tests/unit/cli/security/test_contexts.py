@@ -1,4 +1,4 @@
-"""Contexts: which broker a command asks, and which broker gets which files."""
+"""Contexts: which broker a command asks, and which broker gets which token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from danube.cli.main import root
 from danube.cli.terminal import contexts
 from danube.cli.terminal.services import Services
-from danube.errors import ConfigInvalid, InvalidArgument, NotFound, StorageFailed
+from danube.errors import ConfigInvalid, InvalidArgument, NotAuthenticated, NotFound, StorageFailed
 
 PROD = "danube+tls://prod.example:6660"
 
@@ -31,7 +31,7 @@ class Line:
 
     @contextmanager
     def connect(self, url: str, **options: Any) -> Iterator[Any]:
-        self.connected.append((url, options, os.environ.get("DANUBE_TLS_CERT", "")))
+        self.connected.append((url, options, os.environ.get("DANUBE_TOKEN_FILE", "")))
         if self.refuses is not None:
             raise self.refuses
         yield self
@@ -52,7 +52,7 @@ class Line:
 
 @pytest.fixture
 def danube(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    for name in (*contexts.VARIABLES.values(), contexts.CHOICE):
+    for name in (*contexts.VARIABLES.values(), contexts.CHOICE, "DANUBE_TOKEN"):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -84,38 +84,28 @@ def test_a_context_is_chosen_for_one_command(danube: Line) -> None:
 
 
 def test_files_of_a_context_become_what_the_client_reads(danube: Line, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("ca", "cert", "key")]
-    words = zip(("--tls-ca", "--tls-cert", "--tls-key"), files, strict=True)
+    files = [tmp_path / name for name in ("token", "ca", "cert", "key")]
+    words = zip(("--token-file", "--tls-ca", "--tls-cert", "--tls-key"), files, strict=True)
     added = danube("context", "add", "prod", "--url", PROD, *[word for pair in words for word in pair])
-    assert added.stderr.count("is not there yet") == 3
+    assert added.stderr.count("is not there yet") == 4
     environ: dict[str, str] = dict(danube.environ)
     contexts.apply(environ, None)
-    assert [environ[contexts.VARIABLES[key]] for key in ("tls_ca", "tls_cert", "tls_key")] == [
+    assert [environ[contexts.VARIABLES[key]] for key in ("token_file", "tls_ca", "tls_cert", "tls_key")] == [
         str(file) for file in files
     ]
 
 
-def test_a_certificate_is_shown_to_the_broker_of_its_context_alone(danube: Line, tmp_path: Path) -> None:
-    """Neither a flag nor a variable with another address brings the files along."""
-    danube(
-        "context",
-        "add",
-        "prod",
-        "--url",
-        PROD,
-        "--tls-cert",
-        tmp_path / "cert",
-        "--tls-key",
-        tmp_path / "key",
-    )
+def test_a_token_is_shown_to_the_broker_of_its_context_alone(danube: Line, tmp_path: Path) -> None:
+    """Neither a flag nor a variable with another address brings the token along."""
+    danube("context", "add", "prod", "--url", PROD, "--token-file", tmp_path / "token")
     danube("brokers", "list")
-    assert danube.connected[-1] == (PROD, {}, str(tmp_path / "cert"))
+    assert danube.connected[-1] == (PROD, {}, str(tmp_path / "token"))
     _forget()
     danube("brokers", "list", "-s", "danube+tls://other.example:6660")
     assert danube.connected[-1] == ("danube+tls://other.example:6660", {}, "")
     _forget()
     danube("brokers", "list", "-s", PROD)
-    assert danube.connected[-1] == (PROD, {}, str(tmp_path / "cert"))
+    assert danube.connected[-1] == (PROD, {}, str(tmp_path / "token"))
     _forget()
     os.environ["DANUBE_SERVICE_URL"] = "danube://127.0.0.1:1"
     danube("brokers", "list")
@@ -129,20 +119,10 @@ def _forget() -> None:
 
 
 def test_what_the_user_has_set_stays(danube: Line, tmp_path: Path) -> None:
-    danube(
-        "context",
-        "add",
-        "prod",
-        "--url",
-        PROD,
-        "--tls-cert",
-        tmp_path / "cert",
-        "--tls-key",
-        tmp_path / "key",
-    )
-    environ = danube.environ | {"DANUBE_TLS_CERT": "mine"}
+    danube("context", "add", "prod", "--url", PROD, "--token-file", tmp_path / "token")
+    environ = danube.environ | {"DANUBE_TOKEN": "mine"}
     contexts.apply(environ, None)
-    assert environ["DANUBE_TLS_CERT"] == "mine" and environ["DANUBE_SERVICE_URL"] == PROD
+    assert "DANUBE_TOKEN_FILE" not in environ and environ["DANUBE_SERVICE_URL"] == PROD
     environ = danube.environ | {"DANUBE_SERVICE_URL": "danube://other:1"}
     contexts.apply(environ, "prod")  # said by name: it goes before the variable
     assert environ["DANUBE_SERVICE_URL"] == PROD
@@ -154,6 +134,50 @@ def test_an_error_says_that_the_address_is_the_contexts(danube: Line) -> None:
     danube("context", "add", "prod", "--url", PROD)
     danube.refuses = ConnectionFailed("no")
     assert "the context in use" in danube("brokers", "list", exit_code=6).stderr
+
+
+# -- login --------------------------------------------------------------------------------------------------
+
+
+def test_login_stores_a_token_for_its_owners_eyes_alone(danube: Line, tmp_path: Path) -> None:
+    danube("context", "add", "prod", "--url", PROD)
+    before = os.umask(0)
+    try:
+        said = danube("login", input="dnb_1_secret\n").stdout
+    finally:
+        os.umask(before)
+    assert danube.connected[-1][0] == PROD and danube.connected[-1][1]["token"] == "dnb_1_secret"
+    path = Path(contexts.read(danube.environ).by_name["prod"]["token_file"])
+    assert path.read_text() == "dnb_1_secret\n" and "dnb_1_secret" not in said
+    assert {oct(one.stat().st_mode & 0o777) for one in (path, contexts.file_of(danube.environ))} == {"0o600"}
+    danube("context", "delete", "prod")
+    assert not path.exists()
+
+
+def test_a_token_that_the_broker_refuses_is_not_stored(danube: Line) -> None:
+    danube("context", "add", "prod", "--url", PROD)
+    danube.refuses = NotAuthenticated("no")
+    danube("login", input="dnb_1_secret", exit_code=5)
+    assert "token_file" not in contexts.read(danube.environ).by_name["prod"]
+    danube("login", "prod", "--unchecked", input="dnb_1_secret")
+    assert "token_file" in contexts.read(danube.environ).by_name["prod"]
+
+
+def test_a_terminal_is_prompted_and_shows_nothing(danube: Line) -> None:
+    danube("context", "add", "prod", "--url", PROD)
+    danube.terminal = True
+    assert "secret" not in danube("login", "--unchecked", input="dnb_1_secret\n").output
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", "a\x00b", "\u00e4", "a" * 8_193])
+def test_what_is_no_token_is_not_stored(danube: Line, text: str) -> None:
+    danube("context", "add", "prod", "--url", PROD)
+    assert "no token" in danube("login", "--unchecked", input=text, exit_code=2).stderr
+
+
+def test_login_needs_a_context(danube: Line) -> None:
+    assert "no context is in use" in danube("login", input="x", exit_code=2).stderr
+    danube("login", "prod", input="x", exit_code=3)
 
 
 # -- the file -----------------------------------------------------------------------------------------------

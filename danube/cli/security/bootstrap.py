@@ -1,0 +1,98 @@
+"""``danube security init``: keys, certificates, a configuration and the first token of a broker."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Final
+
+import click
+
+from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.output import line, note
+from danube.cli.terminal.private_file import put_file
+from danube.cli.terminal.services import Services
+from danube.errors import InvalidArgument
+
+FOLDER: Final = "security"
+KEY_ID: Final = "1"
+ADMINISTRATOR: Final = "admin"
+TOKEN_TTL_S: Final = 86_400
+_KEY_BYTES: Final = 32
+
+
+@click.command(short_help="Make keys, certificates, a configuration and the first token.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's; default as for start.")
+@click.option(
+    "--host", "hosts", multiple=True, help="Name or address of the broker, besides this host's own."
+)
+@config_file_option
+@click.pass_obj
+def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], file: Path | None) -> None:
+    """Make the folder `security` of a data directory (0700), by which a broker asks everybody who they are.
+
+    \b
+    signing.key      signs and checks tokens (0600)
+    authority.*      signs certificates; broker.* is the broker's, for TLS on every port
+    danube.yml       the configuration that names them
+    admin.token      a token of user:admin, who may do everything, for 24 hours (0600)
+
+    What is there is kept; the token is made anew each time, because who reads the folder may sign anyway.
+    """
+    from danube.cli.security.certs import make_broker
+    from danube.config.loading import load
+
+    config = load(file, services.environ, {"data_dir": data_dir}).config
+    folder = config.data_dir / FOLDER
+    if any(letter in str(folder) for letter in " ,"):
+        raise InvalidArgument(
+            f"{folder} cannot hold keys", why="auth.jwt.keys takes no path with blanks or commas",
+            hint="choose another --data-dir",
+        )  # fmt: skip
+    make_broker(folder, hosts)
+    key, settings, token = folder / "signing.key", folder / "danube.yml", folder / "admin.token"
+    if not key.exists():
+        put_file(key, f"{secrets.token_hex(_KEY_BYTES)}\n".encode())
+    if not settings.exists():
+        put_file(settings, _settings(folder).encode())
+    put_file(token, f"{_sign(key)}\n".encode())
+    note("start the broker, and give a service account a right and a token:")
+    for text in (
+        f"danube start --config {settings} --data-dir {config.data_dir}",
+        f"danube context add here --url danube+tls://localhost:{config.server.native_port}"
+        f" --tls-ca {folder / 'authority.pem'} --token-file {token} --use",
+        "danube security roles create writer Produce Lookup",
+        "danube security bindings create app-writes service_account:app --role writer --on /default",
+        "danube security tokens issue service_account:app --file app.token",
+    ):
+        line(text)
+
+
+def _settings(folder: Path) -> str:
+    return "\n".join(
+        (
+            "# Every client shows a token, and every port speaks TLS.",
+            "auth:",
+            "  mode: token",
+            f"  super_admins: [user:{ADMINISTRATOR}]",
+            "  jwt:",
+            "    keys:",
+            f"      - {{kid: '{KEY_ID}', alg: HS256, file: {folder / 'signing.key'}, use: sign}}",
+            "tls:",
+            f"  cert_file: {folder / 'broker.pem'}",
+            f"  key_file: {folder / 'broker.key'}",
+            "audit:",
+            "  mode: on",
+            "",
+        )
+    )
+
+
+def _sign(key_file: Path) -> str:
+    from danube.core.security.principals import Principal
+    from danube.host.clock import wall_us
+    from danube.host.credentials import Credentials, load_key
+
+    key = load_key(KEY_ID, "HS256", str(key_file), signs=True)
+    administrator = Principal("user", ADMINISTRATOR)
+    return Credentials([key]).sign(administrator, TOKEN_TTL_S, wall_us(), jti=secrets.token_hex(16))

@@ -1,0 +1,66 @@
+"""``danube security init``: what it makes, for whose eyes, and that a broker takes it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from danube.cli.main import root
+from danube.cli.terminal.services import Services
+from danube.config.auth import credentials_of
+from danube.config.exposure import refuse
+from danube.config.loading import load
+
+
+def init(data: Path, *words: str, exit_code: int = 0) -> Result:
+    command = ["security", "init", "--data-dir", str(data), *words]
+    result = CliRunner().invoke(root, command, obj=Services(environ={}))
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+def test_what_it_makes_is_a_configuration_that_asks_everybody(tmp_path: Path) -> None:
+    said = init(tmp_path / "data", "--host", "broker.example").stdout
+    folder = tmp_path / "data" / "security"
+    assert f"danube start --config {folder / 'danube.yml'}" in said
+    config = load(
+        folder / "danube.yml", {}, {"data_dir": str(tmp_path / "data"), "server.host": "0.0.0.0"}
+    ).config
+    refuse(config)  # it may listen for other hosts
+    assert config.auth.mode == "token" and config.tls.cert_file and config.audit.mode == "on"
+    credentials = credentials_of(config.auth, short_allowed=False)
+    now_us = time.time_ns() // 1000
+    identity = credentials.check((folder / "admin.token").read_text().strip(), now_us)
+    assert str(identity.principal) == "user:admin" and identity.token_id
+    assert 86_000 < (identity.expires_us - now_us) / 1e6 < 86_401
+    assert (folder / "admin.token").read_text().strip() not in said
+
+
+def test_secrets_are_the_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        init(tmp_path / "data")
+    finally:
+        os.umask(before)
+    folder = tmp_path / "data" / "security"
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in folder.iterdir()}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {name for name, mode in modes.items() if mode != "0o600"} == {"authority.pem", "broker.pem"}
+
+
+def test_keys_stay_and_the_token_is_made_anew(tmp_path: Path) -> None:
+    init(tmp_path / "data")
+    folder = tmp_path / "data" / "security"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    init(tmp_path / "data")
+    assert {name for name, content in before.items() if (folder / name).read_bytes() != content} == {
+        "admin.token"
+    }
+
+
+def test_a_path_that_the_configuration_cannot_name_is_refused(tmp_path: Path) -> None:
+    assert "no path with blanks" in init(tmp_path / "a b", exit_code=2).stderr
+    assert not (tmp_path / "a b").exists()

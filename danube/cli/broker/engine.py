@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -17,9 +16,7 @@ from danube.cli.terminal.output import line, note
 from danube.cli.terminal.services import Services
 from danube.errors import InvalidArgument, Unavailable
 
-PINNED: Final = (
-    "raftos==0.2.6 --hash=sha256:489449fbd3baa677fea55d8068de2c83a46d63c7db5758d79ccc8229076e3c80\n"
-)
+PINNED: Final = Path(__file__).with_name("raftos.txt")  # its release and hash, for scripts too
 MSGPACK: Final = "msgpack>=1,<2"
 
 
@@ -37,21 +34,16 @@ def install_engine(services: Services, /, yes: bool) -> None:
     if not raftos_engine.MISSING:
         line(f"{raftos_engine.ORIGIN} is there already; nothing was done")
         return
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "raftos.txt"
-        file.write_text(PINNED)
-        commands = _commands(file)
-        for command in commands:
-            note(" ".join(command))
-        note(f"{file.name}: {PINNED.strip()}")
-        if not yes and not services.can_ask():
-            raise InvalidArgument(
-                "nobody confirmed it", why="there is no terminal to ask on", hint="add --yes"
-            )
-        if not yes and not click.confirm("Run this?", err=True):
-            raise InvalidArgument("nothing was installed")
-        for command in commands:
-            _run(command)
+    commands = _commands(PINNED)
+    for command in commands:
+        note(" ".join(command))
+    note(f"{PINNED.name}: {PINNED.read_text().strip()}")
+    if not yes and not services.can_ask():
+        raise InvalidArgument("nobody confirmed it", why="there is no terminal to ask on", hint="add --yes")
+    if not yes and not click.confirm("Run this?", err=True):
+        raise InvalidArgument("nothing was installed")
+    for command in commands:
+        _run(command)
     line("raftos is installed; `danube start --seed-nodes ...` runs a member")
 
 

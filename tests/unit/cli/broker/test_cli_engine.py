@@ -29,7 +29,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     def run(command: Sequence[str], check: bool) -> Any:
         if "--requirement" in command:
-            assert Path(command[-1]).read_text() == engine.PINNED
+            assert command[-1] == str(engine.PINNED)
         commands.append(list(command))
         return SimpleNamespace(returncode=0)
 
@@ -48,7 +48,7 @@ def test_it_is_installed_by_its_hash_and_shown_before(ran: list[list[str]]) -> N
     result = invoke("--yes")
     (command,) = ran
     assert command[:-1] == [*PIP, "--no-deps", "--require-hashes", "--requirement"]
-    assert " ".join(command) in result.stderr and engine.PINNED.strip() in result.stderr
+    assert " ".join(command) in result.stderr and engine.PINNED.read_text().strip() in result.stderr
     assert "is installed" in result.stdout
 
 
@@ -133,10 +133,9 @@ def test_packages_that_cannot_be_changed(
     pip: Callable[..., None], other: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A folder below /proc refuses root as well."""
-    digest = engine.PINNED.rpartition(":")[2].strip()
-    monkeypatch.setattr(
-        engine, "PINNED", engine.PINNED.replace(digest, sha256(other.read_bytes()).hexdigest())
-    )
+    pinned = other.with_name("raftos.txt")
+    pinned.write_text(f"raftos==0.2.6 --hash=sha256:{sha256(other.read_bytes()).hexdigest()}\n")
+    monkeypatch.setattr(engine, "PINNED", pinned)
     pip(other.parent, Path("/proc/danube"))
     assert "be yours to change" in invoke("--yes", exit_code=6).stderr
     assert "/proc/danube" in capfd.readouterr().err

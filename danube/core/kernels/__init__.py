@@ -56,7 +56,7 @@ def load(progress: Callable[[str], None] | None = None) -> Report:
 
 def load_kept() -> Report:
     """Take all kernels from the disk.  Where there are none, ``reason`` is empty if they can be compiled."""
-    from danube.core.kernels import cache
+    from danube.core.kernels import cache, entries
 
     if cache.switched_off():
         return Report(False, "switched off by DANUBE_KERNELS=off")
@@ -66,6 +66,8 @@ def load_kept() -> Report:
     if find_spec("numba") is None:
         return Report(False, "numba is not installed")
     try:
+        if not entries.arrays_fit():
+            return Report(False, "this numpy lays out arrays in another way than kernels read them")
         content = cache.read()
     except Exception as error:
         return Report(False, f"kernels cannot be loaded: {type(error).__name__}: {error}")

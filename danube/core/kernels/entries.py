@@ -4,7 +4,8 @@ An entry is a C function with the signature of METH_FASTCALL, in which every poi
 ``entry(self, arguments, count)``.  All that it uses of Python it finds in the bytes object ``self``, as
 :func:`addresses` makes it.  So compiled code names no address of a process, and may be kept on disk.
 
-Arrays are read as ``PyArrayObject_fields`` has them, which is the same in numpy 1 and 2.
+Arrays are read as ``PyArrayObject_fields`` has them, which is the same in numpy 1 and 2.  No kernel is loaded
+where :func:`arrays_fit` finds another layout.
 """
 
 from __future__ import annotations
@@ -57,6 +58,34 @@ def addresses() -> bytes:
     """Return what entries of this process get as ``self``."""
     functions = [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in _FUNCTIONS]
     return struct.pack(f"{len(_FUNCTIONS) + len(_OBJECTS)}Q", *functions, *map(id, _OBJECTS))
+
+
+def arrays_fit() -> bool:
+    """Whether this numpy's arrays lie as entries read them."""
+    samples = [np.zeros((3, 5), one) for one in "bBhHiIlLqQ?"]
+    samples += [np.zeros((6, 5), ">i8")[::2], np.frombuffer(bytes(15), np.uint8).reshape(5, 3)]
+    return all(map(_lies_as_read, samples))
+
+
+def _lies_as_read(array: Any) -> bool:
+    """Compare what is read with what numpy says; dimensions come last, as they are behind a pointer."""
+    flags, dtype = array.flags, array.dtype
+    expected = (
+        (_CONTIGUOUS if flags.c_contiguous else 0)
+        | (_ALIGNED if flags.aligned else 0)
+        | (_WRITEABLE if flags.writeable else 0)
+    )
+    at, octet = id(array), ctypes.c_uint8.from_address
+    half, word = ctypes.c_int32.from_address, ctypes.c_uint64.from_address
+    return (
+        word(at + _DATA).value == array.__array_interface__["data"][0]
+        and half(at + _DIMENSIONS_COUNT).value == array.ndim
+        and word(at + _DESCRIPTION).value == id(dtype)
+        and half(at + _FLAGS).value & (_CONTIGUOUS | _ALIGNED | _WRITEABLE) == expected
+        and half(id(dtype) + _TYPE_NUMBER).value == dtype.num
+        and (octet(id(dtype) + _BYTE_ORDER).value == ord(">")) == (dtype.byteorder == ">")
+        and tuple((ctypes.c_int64 * 2).from_address(word(at + _DIMENSIONS).value)) == array.shape
+    )
 
 
 def add_entry(

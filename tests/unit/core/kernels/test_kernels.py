@@ -21,7 +21,7 @@ from danube.core.batch import checksum
 from danube.core.batch.columns import encode
 from danube.core.batch.format import stamp
 from danube.core.batch.scan import ScanResult, StopReason, scan, scan_twin
-from danube.core.kernels import cache, crc, jit
+from danube.core.kernels import cache, crc, entries, jit
 from danube.core.kernels.cache import Compiled
 from danube.errors import InvalidArgument
 
@@ -483,6 +483,23 @@ def test_a_kernel_takes_what_it_was_made_for(with_kernels: None) -> None:
     read_only.flags.writeable = False
     with pytest.raises(TypeError, match="scan_batches"):
         scan_batches(data, 0, 64, -1, rows, read_only)
+
+
+FIELDS = ("DATA", "DIMENSIONS_COUNT", "DESCRIPTION", "FLAGS", "TYPE_NUMBER", "BYTE_ORDER", "DIMENSIONS")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_where_numpy_lays_out_arrays_otherwise_the_twins_are_used(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels.load_kept().available:
+        pytest.skip("no kernels here")
+    kernels.unload()
+    monkeypatch.setattr(kernels, "compiled", None)
+    monkeypatch.setattr(entries, f"_{field}", getattr(entries, f"_{field}") + 8)
+    report = kernels.load()
+    assert not report.available and not kernels.available
+    assert report.reason == "this numpy lays out arrays in another way than kernels read them"
 
 
 def test_kernels_count_references_right(with_kernels: None) -> None:

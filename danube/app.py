@@ -18,7 +18,7 @@ METADATA_POLL_S: Final = 0.05
 WAITING_ROOM_S: Final = 1.0  # a cluster whose nodes start together is there by then
 
 if TYPE_CHECKING:
-    from danube.broker.processes.contexts import MetricsMain, MoverMain
+    from danube.broker.processes.contexts import MetricsContext, MetricsMain, MoverMain
     from danube.broker.routing.passing import ConnectionPassing
     from danube.broker.worker.worker import Worker
     from danube.host.tls import TlsPort
@@ -89,18 +89,24 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
     """The main function of the process that serves metrics; None if they are off."""
     if config.metrics.port == NO_PORT:
         return None
-    from danube.server.metrics.process import run_metrics
 
-    return lambda context: run_metrics(context, config)
+    def main(context: MetricsContext) -> int | None:  # no other process needs its modules
+        from danube.server.metrics.process import run_metrics
+
+        return run_metrics(context, config)
+
+    return main
 
 
 def _controller(config: BrokerConfig) -> ControllerSide | None:
     """The member of a cluster that this host runs; None if the broker is alone."""
-    from danube.cluster.control.recovery import refuse_unfinished
-    from danube.cluster.log.node_files import NODE_FILE, load_node, refuse_etcd
+    from danube.cluster.log.node_files import NODE_FILE, STAGING, load_node, refuse_etcd
 
     if not config.cluster.enabled:
-        refuse_unfinished(config.data_dir)
+        if (config.data_dir / STAGING).exists():
+            from danube.cluster.control.recovery import refuse_unfinished
+
+            refuse_unfinished(config.data_dir)
         if (config.data_dir / NODE_FILE).exists():
             refuse_etcd(load_node(config.data_dir), config.data_dir)
         journal = config.data_dir / "raft" / "raft.log"
@@ -120,6 +126,12 @@ def _controller(config: BrokerConfig) -> ControllerSide | None:
 def _import_worker_parts() -> None:
     """Import the workers' modules before the fork, so that workers share them and start at once."""
     import uvloop  # noqa: F401
+
+    import danube.broker.worker.worker
+    import danube.server.arrivals
+    import danube.server.grpc.doors
+    import danube.server.grpc.placing
+    import danube.server.native  # noqa: F401
 
 
 def _check_keys(config: BrokerConfig) -> None:

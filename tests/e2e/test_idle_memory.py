@@ -11,7 +11,7 @@ from danube.core import kernels
 from tests.broker_process import BrokerProcess, free_port
 
 MIB = 1024 * 1024
-IDLE_BYTES_MAX = 165 * MIB  # 148 alone on a host, as shared libraries count in full there
+IDLE_BYTES_MAX = 150 * MIB  # 130 alone on a host, as shared libraries count in full there
 
 
 def proportional_bytes(pid: int) -> int:

@@ -27,10 +27,10 @@ from danube.broker.processes.unbroken import Since
 from danube.broker.tiers.inheritance import KeptOwner, write_owner
 from danube.broker.tiers.restore import finish_restore
 from danube.cluster.control.node import METADATA_DIRECTORY
-from danube.cluster.control.recovery import STAGING, Plan, adopt, finish_adoption
+from danube.cluster.control.recovery import Plan, adopt, finish_adoption
 from danube.cluster.control.survey import check_node_file
 from danube.cluster.log.local_log import LocalLog
-from danube.cluster.log.node_files import NODE_FILE, load_node
+from danube.cluster.log.node_files import NODE_FILE, STAGING, load_node
 from danube.core.cluster.ownership import Place
 from danube.core.metadata.commands import TopicRecord
 from danube.core.metadata.machine import Metadata

@@ -38,6 +38,7 @@ from danube.cluster.log import log_file
 from danube.cluster.log.node_files import (
     MEMBER,
     NODE_FILE,
+    STAGING,
     NodeRecord,
     check_journal,
     load_node,
@@ -52,7 +53,6 @@ from danube.errors import Damage, InvalidArgument, WrongState
 from danube.host import files
 from danube.host.clock import wall_us
 
-STAGING: Final = "recovering"
 KEPT_PREFIX: Final = "left-"
 ALONE: Final = "alone"
 _PLAN: Final = "plan"

@@ -21,6 +21,7 @@ from danube.errors import Damage, InvalidArgument, StorageFailed, WrongState
 from danube.host import files
 
 NODE_FILE: Final = "node_id"
+STAGING: Final = "recovering"  # while a new cluster is made here (danube.cluster.control.recovery)
 FORMING: Final = "forming"
 MEMBER: Final = "member"
 ETCD: Final = "etcd"

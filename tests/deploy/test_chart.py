@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-import danube
 from tests.broker_process import ROOT, free_port
-from tests.deploy.running import Container, ended, loopback_address, sends_and_receives
+from tests.deploy.running import (
+    Container,
+    Front,
+    ended,
+    everything_is_reached,
+    loopback_address,
+    sends_and_receives,
+)
 
 helm = pytest.importorskip("helm_python", reason="needs pip install 'danube-broker[test-deploy]'")
 kubernetes = pytest.importorskip(
@@ -94,6 +100,19 @@ def test_what_each_set_of_values_is_for(chart: Any) -> None:
     assert broker_of(shown["apart"])["image"] == "mirror/danube:1"
 
 
+def test_from_outside_each_pod_has_a_name_of_its_own(chart: Any) -> None:
+    documents = rendered(chart, values_of(Path(__file__).parent / "values" / "outside.yaml"))
+    services = {one["metadata"]["name"]: one for one in documents if one["kind"] == "Service"}
+    ordinals = [f"demo-danube-{number}" for number in range(3)]
+    assert set(services) == {"demo-danube", "demo-danube-members", *ordinals}
+    second = services["demo-danube-1"]
+    assert second["spec"]["selector"]["statefulset.kubernetes.io/pod-name"] == "demo-danube-1"
+    assert list(second["metadata"]["annotations"].values()) == ["broker-1.danube.example.org"]
+    broker = broker_of(documents)
+    assert 'host="broker-${POD_NAME##*-}.danube.example.org"' in broker["args"][0]
+    assert not any(one["name"].endswith("ADVERTISED") for one in broker["env"])
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -133,25 +152,29 @@ def test_the_command_of_one_broker_serves(chart: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_three_pods_make_a_cluster(chart: Any, tmp_path: Path) -> None:
-    documents = rendered(chart, {})
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
+def test_the_commands_of_three_pods_make_a_cluster(chart: Any, tmp_path: Path, outside: bool) -> None:
+    """Clients know one address, the Service's, whatever pod it leads to."""
+    external = {"enabled": outside, "host": "danube-%d.example.org"}
+    documents = rendered(chart, {"external": external})
     broker = broker_of(documents)
     (script,) = broker["args"]
     pods = {f"demo-danube-{number}": loopback_address() for number in range(3)}
-    containers = []
-    with ended(containers):
+    containers: list[Container] = []
+    service = loopback_address()
+    with ended(containers), Front(service, 6660, [(address, 6660) for address in pods.values()]):
         for pod, address in pods.items():
             variables = environ(broker, tmp_path / pod, pod)
             # DNS of the cluster: the name of each pod is its address.
             text = here(script, tmp_path, documents).replace("0.0.0.0", address)
             text = text.replace("${POD_NAME}.demo-danube-members.prod.svc", address)
+            text = text.replace("danube-${POD_NAME##*-}.example.org", address)
             named = {key: resolved(value, pods) for key, value in variables.items()}
             command = ["/bin/sh", "-euc", resolved(text, pods)]
             containers.append(Container(pod, address, tmp_path / pod, command, named))
         for container in containers:
             container.wait_until_healthy()
-        with danube.sync.connect(f"danube://{containers[2].address}:6660") as client:
-            assert len(client.admin.cluster("brokers")) == 3
+        everything_is_reached(f"danube://{service}:6660", 3)
         sends_and_receives(f"danube://{containers[1].address}:6660", "hello")
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,15 @@ import pytest
 import yaml
 
 import danube
-from tests.broker_process import ROOT
-from tests.deploy.running import Container, ended, loopback_address, sends_and_receives
+from tests.broker_process import ROOT, die_with_parent
+from tests.deploy.running import (
+    Container,
+    Front,
+    ended,
+    everything_is_reached,
+    loopback_address,
+    sends_and_receives,
+)
 from tests.s3_server import S3Server
 
 COMPOSE = ROOT / "deploy" / "compose"
@@ -67,14 +77,58 @@ def test_three_brokers_and_a_store_serve(tmp_path: Path, s3_server: S3Server) ->
     assert found["bucket"]["environment"]["AWS_SECRET_ACCESS_KEY"] == store["MINIO_ROOT_PASSWORD"]
     hosts = {name: loopback_address() for name in brokers}
     make_bucket(found["bucket"], s3_server)
-    with ended([started(name, found[name], hosts, tmp_path, s3_server) for name in brokers]) as containers:
+    advertised = {name: found[name]["environment"]["DANUBE_SERVER__ADVERTISED"] for name in brokers}
+    ports = {name: int(text.rpartition(":")[2]) for name, text in advertised.items()}
+    started_ones = [started(name, found[name], hosts, tmp_path, s3_server) for name in brokers]
+    with ended(started_ones) as containers, front(hosts, ports, tmp_path) as url:
         for container in containers:
-            container.wait_until_healthy()
-        urls = [f"danube://{container.address}:6660" for container in containers]
-        with danube.sync.connect(urls[0]) as client:
-            assert len(client.admin.cluster("brokers")) == len(brokers)
-        for number, url in enumerate(urls):
-            sends_and_receives(url, f"hello-{number}")
+            container.wait_until_healthy(ports[container.name])
+        everything_is_reached(url, len(brokers))
+        for name in brokers:
+            sends_and_receives(f"danube://{hosts[name]}:{ports[name]}", f"hello-{name}")
+        containers[0].kill()  # whichever broker the next client reaches, it finds all topics
+        with danube.sync.connect(url) as client:
+            for number in range(2 * len(brokers)):
+                with client.producer(f"/default/front-{number}") as producer:
+                    producer.send(b"after")
+
+
+@contextmanager
+def front(hosts: dict[str, str], ports: dict[str, int], folder: Path) -> Iterator[str]:
+    """The service `danube`: its HAProxy where there is one, else a stand-in."""
+    address = loopback_address()
+    url = f"danube://{address}:6660"
+    haproxy = shutil.which("haproxy")
+    if haproxy is None:
+        with Front(address, 6660, [(hosts[name], port) for name, port in ports.items()]):
+            yield url
+        return
+    file = folder / "haproxy.cfg"
+    text = here((COMPOSE / "haproxy.cfg").read_text(), hosts)
+    file.write_text(text.replace("bind :", f"bind {address}:"))
+    process = subprocess.Popen([haproxy, "-db", "-f", str(file)], preexec_fn=die_with_parent)
+    try:
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_the_front_forwards_to_what_the_brokers_advertise() -> None:
+    """HAProxy reads its file, where it is installed."""
+    text = (COMPOSE / "haproxy.cfg").read_text()
+    hosts = {}
+    for name, service in services(COMPOSE / "cluster.yml").items():
+        if name.startswith("danube-"):
+            hosts[name] = loopback_address()
+            for kind in ("SERVER", "GRPC"):
+                assert f"server {name} {service['environment'][f'DANUBE_{kind}__ADVERTISED']}\n" in text
+    haproxy = shutil.which("haproxy")
+    if haproxy is None:
+        pytest.skip("haproxy is not installed")
+    command = [haproxy, "-c", "-f", "/dev/stdin"]
+    checked = subprocess.run(command, input=here(text, hosts), capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
 
 
 def services(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker_process import ROOT
+from tests.deploy.running import built_of_these_sources
 
 DOCKERFILE = ROOT / "deploy" / "container" / "Dockerfile"
 
@@ -39,23 +41,15 @@ def test_the_image_runs_unprivileged_and_checks_its_health() -> None:
     assert "\nSTOPSIGNAL SIGTERM\n" in last
 
 
+def test_its_user_and_group_are_those_of_the_chart() -> None:
+    chart = (ROOT / "deploy/helm/danube/templates/statefulset.yaml").read_text()
+    image = set(re.findall(r"--[ug]id (\d+)", DOCKERFILE.read_text()))
+    assert image == set(re.findall(r"(?:runAsUser|runAsGroup|fsGroup): (\d+)", chart)) == {"10001"}
+
+
 def test_only_the_wheel_goes_into_the_build() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert rules == ["*", "!dist/*.whl"]
-
-
-def built_of_these_sources() -> bool:
-    asked = [
-        "podman",
-        "image",
-        "inspect",
-        "--format",
-        '{{index .Labels "danube.sources"}}',
-        "localhost/danube",
-    ]
-    here = ["git", "-C", str(ROOT), "rev-parse", "HEAD:danube"]
-    label, tree = (subprocess.run(one, capture_output=True, text=True, check=False) for one in (asked, here))
-    return label.returncode == 0 and label.stdout == tree.stdout
 
 
 @pytest.mark.slow

@@ -90,10 +90,10 @@ def _metrics_main(config: BrokerConfig) -> MetricsMain | None:
     if config.metrics.port == NO_PORT:
         return None
 
-    def main(context: MetricsContext) -> int | None:  # no other process needs its modules
+    def main(context: MetricsContext) -> None:  # no other process needs its modules
         from danube.server.metrics.process import run_metrics
 
-        return run_metrics(context, config)
+        run_metrics(context, config)
 
     return main
 

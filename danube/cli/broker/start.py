@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from danube.cli.terminal.output import json_line, line, note
 from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
-    from danube.config.loading import BrokerConfig, Started
+    from danube.config.loading import BrokerConfig, Loaded, Started
 
 
 @click.command(short_help="Start a broker on this host.")
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     metavar="URL",
     help="etcd of a cluster, instead of --seed-nodes: etcd://host:2379,host:2379/prefix.",
 )
+@click.option("--secure", is_flag=True, help="Ask everybody for a credential; make keys the first time.")
 @click.option("--insecure", is_flag=True, help="Others may reach a broker that asks nobody who they are.")
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and keep it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
@@ -74,6 +76,7 @@ def start(
     seed_nodes: str | None,
     join: str | None,
     metadata: str | None,
+    secure: bool,
     insecure: bool,
     detach: bool,
     output_bytes_max: int,
@@ -89,9 +92,13 @@ def start(
     Keys of the object store come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or files that
     storage.access_key_file and storage.secret_key_file name; never from flags, which every process sees.
 
+    --secure makes keys, certificates and a token for the administrator the first time, in the folder
+    `security` of the data directory; every client is asked for a token, and every port speaks TLS.
+
     With an address that other hosts reach (--host, --raft-addr) the start is refused, exit code 11: nobody is
     asked who they are.  --insecure says that this is meant, for a network that only trusted hosts are in.
     """
+    from danube.cli.broker.secured import refuse_forgotten
     from danube.config import exposure
     from danube.config.loading import load
 
@@ -115,6 +122,9 @@ def start(
         "log.format": log_format,
     }
     loaded = load(file, services.environ, flags)
+    if secure:
+        loaded = _secured(services, loaded.config, file, flags)
+    refuse_forgotten(loaded.config)
     exposure.refuse(loaded.config)
     if detach:
         from danube.cli.broker.detached import start_detached
@@ -122,6 +132,28 @@ def start(
         announce(loaded.config, start_detached(loaded.config))
         return 0
     return run(services, loaded.config, output_bytes_max)
+
+
+def _secured(
+    services: Services, config: BrokerConfig, file: Path | None, flags: Mapping[str, object]
+) -> Loaded:
+    """The configuration of the folder ``security``, which is made the first time; flags go before."""
+    from danube.cli.broker import secured
+    from danube.config.loading import load
+    from danube.errors import InvalidArgument
+
+    if file is not None:
+        raise InvalidArgument(
+            "--secure brings a configuration of its own",
+            hint="leave out --config, or write the keys auth and tls into that file",
+        )
+    first = not (config.data_dir / secured.FOLDER / secured.SIGNING_KEY).exists()
+    folder = secured.prepare(config.data_dir)
+    if first:
+        note(f"keys, certificates and the administrator's token for a day are in {folder}; next:")
+        for text in secured.next_lines(folder, config.server.native_port):
+            note(f"  {text}")
+    return load(folder / secured.SETTINGS, services.environ, {**flags, "data_dir": config.data_dir})
 
 
 def run(services: Services, config: BrokerConfig, output_bytes_max: int = 0) -> int:

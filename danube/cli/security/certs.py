@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from danube.cli.terminal.certificate_folder import LEAF_DAYS, CertificateFolder, own_hosts
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import line, note, output_option, show
-from danube.cli.terminal.private_file import put_file
-from danube.errors import InvalidArgument, NotFound, StorageFailed
+from danube.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from danube.host.certificates import Facts, Pair, Wanted
+    from danube.host.certificates import Facts
 
 EXIT_FINDINGS: Final = 10
-AUTHORITY_DAYS: Final = 3_650
-LEAF_DAYS: Final = 365
-LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_OPEN_MODE: Final = 0o644
-_FOLDER_MODE: Final = 0o700
 
 
 @click.group(cls=LazyGroup)
@@ -69,29 +63,20 @@ def dev(
 
     names = [*clients, *(f"node-{node}" for node in nodes)]
     _check_names(names)
-    own = dict.fromkeys([*LOOPBACK, socket.gethostname(), *hosts])
-    made = _Made(directory, days, replace)
-    made.signed("authority", [Wanted("broker", (SERVER,), hosts=[*own])])
+    own = own_hosts(hosts)
+    made = CertificateFolder(directory, days, replace)
+    made.signed("authority", [Wanted("broker", (SERVER,), hosts=own)])
     made.signed(
         "authority", [Wanted(name, (CLIENT,), uris=[f"danube:service_account:{name}"]) for name in clients]
     )
     if nodes:
         members = [
-            Wanted(f"node-{node}", (SERVER, CLIENT), hosts=[*own], uris=[f"danube:node:{node}"])
+            Wanted(f"node-{node}", (SERVER, CLIENT), hosts=own, uris=[f"danube:node:{node}"])
             for node in nodes
         ]
         made.signed("cluster-authority", members)
     rows = [row | _told(certificates.describe(row["file"].read_bytes())[0]) for row in made.rows]
     show([row | {"file": str(row["file"])} for row in rows], output, ("file", "done", "names", "not_after"))
-
-
-def make_broker(directory: Path, hosts: Sequence[str]) -> None:
-    """Make the certificate of a broker and its authority, where they are missing."""
-    from danube.host.certificates import SERVER, Wanted
-
-    own = dict.fromkeys([*LOOPBACK, socket.gethostname(), *hosts])
-    wanted = Wanted("broker", (SERVER,), hosts=[*own])
-    _Made(directory, LEAF_DAYS, replace=False).signed("authority", [wanted])
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -108,88 +93,18 @@ def _check_names(names: Sequence[str]) -> None:
         taken.add(name)
 
 
-class _Made:
-    """Files of one folder: what was made and what was there."""
-
-    def __init__(self, directory: Path, days: int, replace: bool) -> None:
-        from danube.host import certificates
-        from danube.host.clock import wall_us
-
-        self.rows: list[dict[str, Any]] = []
-        self._directory = directory
-        self._days = days
-        self._replace = replace
-        self._now = certificates.now_utc(wall_us())
-        self._authorities: dict[str, Pair] = {}
-        try:
-            directory.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageFailed(f"{directory} cannot be made", why=error.strerror or str(error)) from None
-
-    def signed(self, authority: str, wanted: Sequence[Wanted]) -> None:
-        """Make the certificates of ``wanted`` that are not there; the authority too, if it is missing."""
-        from danube.host import certificates
-
-        for one in wanted:
-            signer = self._authority(authority)
-            if (self._directory / f"{one.name}.pem").exists() and not self._replace:
-                self._note(one.name, "kept")
-                continue
-            self._write(one.name, certificates.sign(signer, one, self._days, self._now))
-
-    def _authority(self, name: str) -> Pair:
-        """The authority of this folder.  It is kept, because its clients trust it."""
-        from danube.cli.security.checking import read
-        from danube.host import certificates
-
-        if name in self._authorities:
-            return self._authorities[name]
-        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        if certificate.exists():
-            if not key.exists():
-                raise NotFound(
-                    f"{key} is not there",
-                    why=f"{certificate} is, and without its key nothing more can be signed",
-                    hint="bring the key back, or choose another --dir",
-                )
-            pair = certificates.Pair(read(certificate), read(key))
-            self._check_living(certificate, certificates.describe(pair.certificate)[0])
-            self._note(name, "kept")
-        else:
-            title = f"Danube {name} of {socket.gethostname()}"
-            pair = certificates.make_authority(title[:64], AUTHORITY_DAYS, self._now)
-            self._write(name, pair)
-        self._authorities[name] = pair
-        return pair
-
-    def _check_living(self, path: Path, facts: Facts) -> None:
-        if self._now > facts.not_after:
-            raise InvalidArgument(
-                f"the authority {path} expired on {facts.not_after:%Y-%m-%d}",
-                hint="choose another --dir; its certificates must be replaced as well",
-            )
-
-    def _write(self, name: str, pair: Pair) -> None:
-        """The key first: a certificate without its key would be taken for whole."""
-        certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        put_file(key, pair.key)
-        put_file(certificate, pair.certificate, _OPEN_MODE)
-        self._note(name, "made")
-
-    def _note(self, name: str, done: str) -> None:
-        self.rows.append({"file": self._directory / f"{name}.pem", "done": done})
-
-
 @certs.command("show", short_help="Show what a certificate is.")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @output_option()
 def show_certificates(files: tuple[Path, ...], output: str) -> None:
     """Print subject, issuer, dates, names and uses of every certificate of the files (PEM)."""
-    from danube.cli.security.checking import read
+    from danube.cli.terminal.private_file import read_file
     from danube.host import certificates
 
     rows = [
-        {"file": str(path)} | _told(facts) for path in files for facts in certificates.describe(read(path))
+        {"file": str(path)} | _told(facts)
+        for path in files
+        for facts in certificates.describe(read_file(path))
     ]
     if output == "json":
         show(rows, output)

@@ -17,11 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from danube.errors import DanubeError, NotFound, StorageFailed
+from danube.cli.terminal.private_file import read_file
+from danube.errors import DanubeError
 from danube.host import certificates
 from danube.host.certificates import CLIENT, SERVER, Facts, Wanted
 
-FILE_BYTES_MAX: Final = 1 << 20
 NODE_URI: Final = "danube:node:"
 PRINCIPAL_URIS: Final = ("danube:service_account:", "danube:user:")
 BROKER, NODE = "broker", "node"
@@ -38,21 +38,10 @@ class Files:
     authority: Path | None = None
 
 
-def read(path: Path) -> bytes:
-    """A PEM file's bytes; NotFound or StorageFailed in the words of a user."""
-    try:
-        with path.open("rb") as file:
-            return file.read(FILE_BYTES_MAX)
-    except FileNotFoundError:
-        raise NotFound(f"{path} is not there", hint="make certificates with `danube certs dev`") from None
-    except OSError as error:
-        raise StorageFailed(f"{path} cannot be read", why=error.strerror or str(error)) from None
-
-
 def problems(files: Files, role: str, host: str, now: datetime) -> list[str]:
     """Sentences about what would be refused, and why; empty where nothing would be."""
     try:
-        leaf, *_ = certificates.read_certificates(read(files.certificate))
+        leaf, *_ = certificates.read_certificates(read_file(files.certificate))
     except DanubeError as error:
         return [f"{files.certificate}: {error}"]
     facts = certificates.facts_of(leaf)
@@ -113,7 +102,7 @@ def _names(name: str, host: str) -> bool:
 
 def _key(path: Path, leaf: object) -> Iterator[str]:
     try:
-        key = certificates.read_key(read(path))
+        key = certificates.read_key(read_file(path))
         mode = path.stat().st_mode
     except DanubeError as error:
         yield f"{path}: {error}"
@@ -126,7 +115,7 @@ def _key(path: Path, leaf: object) -> Iterator[str]:
 
 def _authority(path: Path, leaf: object, now: datetime) -> Iterator[str]:
     try:
-        authorities = certificates.read_certificates(read(path))
+        authorities = certificates.read_certificates(read_file(path))
     except DanubeError as error:
         yield f"{path}: {error}"
         return

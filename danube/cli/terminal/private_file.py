@@ -1,13 +1,14 @@
-"""Writing a small file in one step, with its mode from the beginning: keys, tokens, certificates."""
+"""Small files of keys, tokens and certificates: read, and written in one step with their mode."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from danube.errors import StorageFailed
+from danube.errors import NotFound, StorageFailed
 
 PRIVATE = 0o600
+FILE_BYTES_MAX = 1 << 20
 _FOLDER = 0o700
 
 
@@ -29,3 +30,14 @@ def put_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         fresh.replace(path)
     except OSError as error:
         raise StorageFailed(f"{path} cannot be written", why=error.strerror or str(error)) from None
+
+
+def read_file(path: Path) -> bytes:
+    """A PEM file's bytes; NotFound or StorageFailed in the words of a user."""
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX)
+    except FileNotFoundError:
+        raise NotFound(f"{path} is not there", hint="make certificates with `danube certs dev`") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=error.strerror or str(error)) from None

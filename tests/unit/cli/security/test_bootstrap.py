@@ -12,7 +12,7 @@ from danube.cli.main import root
 from danube.cli.terminal.services import Services
 from danube.config.auth import credentials_of
 from danube.config.exposure import refuse
-from danube.config.loading import load
+from danube.config.loading import BrokerConfig, load
 
 
 def init(data: Path, *words: str, exit_code: int = 0) -> Result:
@@ -25,7 +25,7 @@ def init(data: Path, *words: str, exit_code: int = 0) -> Result:
 def test_what_it_makes_is_a_configuration_that_asks_everybody(tmp_path: Path) -> None:
     said = init(tmp_path / "data", "--host", "broker.example").stdout
     folder = tmp_path / "data" / "security"
-    assert f"danube start --config {folder / 'danube.yml'}" in said
+    assert f"danube start --secure --data-dir {tmp_path / 'data'}" in said
     config = load(
         folder / "danube.yml", {}, {"data_dir": str(tmp_path / "data"), "server.host": "0.0.0.0"}
     ).config
@@ -64,3 +64,39 @@ def test_keys_stay_and_the_token_is_made_anew(tmp_path: Path) -> None:
 def test_a_path_that_the_configuration_cannot_name_is_refused(tmp_path: Path) -> None:
     assert "no path with blanks" in init(tmp_path / "a b", exit_code=2).stderr
     assert not (tmp_path / "a b").exists()
+
+
+def start(data: Path, *words: str, exit_code: int = 0) -> tuple[Result, list[BrokerConfig]]:
+    started: list[BrokerConfig] = []
+
+    def note_it(config: BrokerConfig, announce: object) -> int:
+        started.append(config)
+        return 0
+
+    services = Services(environ={}, start_broker=note_it)
+    result = CliRunner().invoke(root, ["start", "--data-dir", str(data), *words], obj=services)
+    assert result.exit_code == exit_code, result.output
+    return result, started
+
+
+def test_a_secure_start_makes_the_folder_once_and_says_what_comes_next(tmp_path: Path) -> None:
+    said, (config,) = start(tmp_path / "data", "--secure", "--native-port", "7000", "--host", "0.0.0.0")
+    assert config.asks_clients and config.tls.cert_file and config.server.native_port == 7000
+    assert said.stderr.count("danube security") == 3 and "localhost:7000" in said.stderr
+    token = (tmp_path / "data" / "security" / "admin.token").read_text()
+    said, (config,) = start(tmp_path / "data", "--secure")
+    assert "danube security" not in said.stderr and config.asks_clients
+    assert (tmp_path / "data" / "security" / "admin.token").read_text() == token and token not in said.output
+
+
+def test_a_secured_directory_is_not_served_to_everybody(tmp_path: Path) -> None:
+    init(tmp_path / "data")
+    said, started = start(tmp_path / "data", exit_code=11)
+    assert "--secure" in said.stderr and not started
+    assert len(start(tmp_path / "data", "--insecure")[1]) == 1
+
+
+def test_a_secure_start_takes_no_other_configuration(tmp_path: Path) -> None:
+    (tmp_path / "danube.yml").write_text("workers: 1\n")
+    said, _ = start(tmp_path / "data", "--secure", "--config", str(tmp_path / "danube.yml"), exit_code=2)
+    assert "of its own" in said.stderr

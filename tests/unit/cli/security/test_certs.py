@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, r
 from danube.cli.main import root
 from danube.cli.security import checking
 from danube.cli.security.checking import BROKER, NODE, Files, problems
+from danube.cli.terminal import private_file
 from danube.cli.terminal.services import Services
 from danube.cluster.links.tls import identity_problem
 from danube.errors import InvalidArgument, NotFound, StorageFailed
@@ -213,9 +214,9 @@ def test_what_is_no_certificate_is_an_error(tmp_path: Path, content: bytes) -> N
 
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="is not there"):
-        checking.read(tmp_path / "missing")
+        private_file.read_file(tmp_path / "missing")
     with pytest.raises(StorageFailed, match="cannot be read"):
-        checking.read(tmp_path)
+        private_file.read_file(tmp_path)
 
 
 # -- check --------------------------------------------------------------------------------------------------

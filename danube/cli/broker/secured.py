@@ -1,10 +1,11 @@
-"""``danube security init``: keys, certificates, a configuration and the first token of a broker."""
+"""``danube security init`` and ``danube start --secure``: keys, certificates, settings, the first token."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -12,9 +13,15 @@ from danube.cli.broker.config import config_file_option
 from danube.cli.terminal.output import line, note
 from danube.cli.terminal.private_file import put_file
 from danube.cli.terminal.services import Services
-from danube.errors import InvalidArgument
+from danube.errors import ConfigInvalid, InvalidArgument
+
+if TYPE_CHECKING:
+    from danube.config.loading import BrokerConfig
 
 FOLDER: Final = "security"
+SETTINGS: Final = "danube.yml"
+SIGNING_KEY: Final = "signing.key"
+ADMIN_TOKEN: Final = "admin.token"  # noqa: S105 - the name of a file
 KEY_ID: Final = "1"
 ADMINISTRATOR: Final = "admin"
 TOKEN_TTL_S: Final = 86_400
@@ -39,33 +46,61 @@ def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], f
 
     What is there is kept; the token is made anew each time, because who reads the folder may sign anyway.
     """
-    from danube.cli.security.certs import make_broker
     from danube.config.loading import load
 
     config = load(file, services.environ, {"data_dir": data_dir}).config
-    folder = config.data_dir / FOLDER
+    folder = prepare(config.data_dir, hosts)
+    _write_token(folder)
+    note("start the broker, and give a service account a right and a token:")
+    line(f"danube start --secure --data-dir {config.data_dir}")
+    for text in next_lines(folder, config.server.native_port):
+        line(text)
+
+
+def prepare(data_dir: Path, hosts: Sequence[str] = ()) -> Path:
+    """Make what is missing of the folder; the first time a token of the administrator as well."""
+    from danube.cli.terminal.certificate_folder import make_broker
+
+    folder = data_dir / FOLDER
     if any(letter in str(folder) for letter in " ,"):
         raise InvalidArgument(
             f"{folder} cannot hold keys", why="auth.jwt.keys takes no path with blanks or commas",
             hint="choose another --data-dir",
         )  # fmt: skip
     make_broker(folder, hosts)
-    key, settings, token = folder / "signing.key", folder / "danube.yml", folder / "admin.token"
-    if not key.exists():
-        put_file(key, f"{secrets.token_hex(_KEY_BYTES)}\n".encode())
+    settings, key = folder / SETTINGS, folder / SIGNING_KEY
     if not settings.exists():
         put_file(settings, _settings(folder).encode())
-    put_file(token, f"{_sign(key)}\n".encode())
-    note("start the broker, and give a service account a right and a token:")
-    for text in (
-        f"danube start --config {settings} --data-dir {config.data_dir}",
-        f"danube context add here --url danube+tls://localhost:{config.server.native_port}"
-        f" --tls-ca {folder / 'authority.pem'} --token-file {token} --use",
+    if not key.exists():
+        put_file(key, f"{secrets.token_hex(_KEY_BYTES)}\n".encode())
+        _write_token(folder)
+    return folder
+
+
+def next_lines(folder: Path, port: int) -> list[str]:
+    """Return the commands that give a service account a right and a token."""
+    return [
+        f"danube context add here --url danube+tls://localhost:{port}"
+        f" --tls-ca {folder / 'authority.pem'} --token-file {folder / ADMIN_TOKEN} --use",
         "danube security roles create writer Produce Lookup",
         "danube security bindings create app-writes service_account:app --role writer --on /default",
         "danube security tokens issue service_account:app --file app.token",
-    ):
-        line(text)
+    ]
+
+
+def _write_token(folder: Path) -> None:
+    put_file(folder / ADMIN_TOKEN, f"{_sign(folder / SIGNING_KEY)}\n".encode())
+
+
+def refuse_forgotten(config: BrokerConfig) -> None:
+    """Raise ConfigInvalid where a data directory that was secured would be served to everybody."""
+    key = config.data_dir / FOLDER / SIGNING_KEY
+    if not config.asks_clients and not config.server.insecure and key.exists():
+        raise ConfigInvalid(
+            f"{config.data_dir} was secured, and nobody would be asked who they are",
+            why=f"{key} is there, and auth.mode is none",
+            hint="start it with --secure, or say that it is meant: --insecure",
+        )
 
 
 def _settings(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,13 @@ def _as_yaml(loaded: Loaded, origin: bool) -> str:
     from danube.config.loading import values
 
     lines: list[str] = []
-    section = ""
+    above: list[str] = []
     for key, text in values(loaded.config).items():
-        head, _, name = key.rpartition(".")
-        if head != section:
-            section = head
-            lines.append(f"{section}:")
-        entry = f"{'  ' if head else ''}{name}: {_yaml_text(text)}"
+        *sections, name = key.split(".")
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(above, sections, strict=False)))
+        lines += [f"{'  ' * at}{sections[at]}:" for at in range(same, len(sections))]
+        above = sections
+        entry = f"{'  ' * len(sections)}{name}: {_yaml_text(text)}"
         lines.append(f"{entry:<44} # {loaded.origins[key]}" if origin else entry)
     return "\n".join(lines)
 

@@ -113,11 +113,8 @@ RAFT_MEMBERS_MAX = 64
 
 # Shared memory
 RING_BYTES = 16 * MIB
-TAIL_BYTES = 32 * MIB
 WORKERS_MAX = 64
-WORKER_MEMORY_BYTES = (
-    384 * MIB
-)  # of a limit of memory, so many for each worker: its tail, rings, heap and page cache
+WORKER_MEMORY_BYTES = 384 * MIB  # of a limit of memory, so many for each worker: rings, heap and page cache
 
 # Log
 SEGMENT_BYTES = 256 * MIB
@@ -132,11 +129,9 @@ READ_CHUNK_BYTES = 1 * MIB
 _agree(RECORD_BYTES_DEFAULT <= RECORD_BYTES_MAX, "the default is allowed")
 _agree(RECORD_BYTES_MAX < BATCH_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a batch fits a frame")
 _agree(RING_BYTES & (RING_BYTES - 1) == 0, "a ring position is masked: its size is a power of two")
-_agree(TAIL_BYTES & (TAIL_BYTES - 1) == 0, "a tail position is masked")
 _agree(BATCH_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest frame fits an empty ring")
 _agree(ANSWER_BYTES_MAX + 4 * KIB < RING_BYTES, "the largest answer fits an empty ring")
 _agree(2 * PAGE_BYTES < ANSWER_BYTES_MAX, "a page fits an answer")
-_agree(BATCH_BYTES_MAX < TAIL_BYTES, "the largest batch fits the tail")
 _agree(BATCH_BYTES_MAX < 1 << 31, "the offsets of a column have 32 bits with a sign")
 _agree(CONSUMERS_PER_SUBSCRIPTION_MAX < 1 << 15, "a seat has 16 bits with a sign")
 _agree(32 * MAX_UNACKED_LIMIT < 1 << 31, "a key's number has 32 bits with a sign; a table is an eighth full")

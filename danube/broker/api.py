@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class SharedBytes(Protocol):
-    """Bytes that many sessions may get; ``tail_position``: where they lie in the shared tail, or -1."""
-
-    data: bytes
-    tail_position: int
-
-
 class Session(ABC):
     """One client connection at the owner; handles are the client's numbers of its producers and consumers."""
 
@@ -39,10 +32,6 @@ class Session(ABC):
     @abstractmethod
     def send(self, *parts: bytes | memoryview) -> None:
         """Queue one whole frame in one or more parts, which are not copied and must never change."""
-
-    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
-        """Queue a DELIVER frame whose batches are a whole chunk, which other sessions may get too."""
-        self.send(head, chunk.data)
 
     def send_published(
         self,

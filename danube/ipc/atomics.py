@@ -36,15 +36,8 @@ def _lock_fence() -> None:
     _barrier_lock.release()
 
 
-def _no_fence() -> None:
-    """Loads are in order already."""
-
-
 fence: Callable[[], None] = _lock_fence
 """Everything before is seen before everything after.  Call it as ``atomics.fence()``."""
-
-read_fence: Callable[[], None] = _no_fence
-"""Loads before are done before loads after."""
 
 
 class Words:
@@ -91,11 +84,10 @@ def load_kernels() -> dict[str, Callable[..., Any]]:
 
     Raises ImportError if llvmlite is missing, which only x86-64 can do without.
     """
-    global fence, read_fence
+    global fence
     if not _kernels:
         _kernels.update(_compile_kernels())
         fence = _kernels["fence"]
-        read_fence = _no_fence if TOTAL_STORE_ORDER else fence
     return _kernels
 
 

@@ -3,19 +3,16 @@
     control     header line, then one line of 64 bytes per worker    see docs/formats/region.md
     counters    COUNTER_BLOCK_BYTES per worker
     rings       one per ordered pair of workers: a page of words, then ``ring_bytes`` of slots
-    tails       one per worker: a page of words, then ``tail_bytes``
 
 Rings grow with the square of the workers, so their size is halved until all of them together fit
-RINGS_BYTES_TOTAL; a record larger than half a ring crosses it in fragments.  Tails are halved likewise
-but always hold the largest batch.
+RINGS_BYTES_TOTAL; a record larger than half a ring crosses it in fragments.
 
-    workers   ring      tail      whole region
-          1   -         32 MiB    32 MiB
-          2   16 MiB    32 MiB    96 MiB
-          4   16 MiB    32 MiB    320 MiB
-          8    8 MiB    32 MiB    704 MiB
-         16    2 MiB    32 MiB    993 MiB
-         64  128 KiB    16 MiB    1.5 GiB
+    workers   ring      whole region
+          2   16 MiB    32 MiB
+          4   16 MiB    192 MiB
+          8    8 MiB    448 MiB
+         16    2 MiB    481 MiB
+         64  128 KiB    520 MiB
 """
 
 from __future__ import annotations
@@ -24,27 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from danube.errors import InvalidArgument
-from danube.limits import BATCH_BYTES_MAX, KIB, MIB, RING_BYTES, TAIL_BYTES, WORKERS_MAX
+from danube.limits import KIB, MIB, RING_BYTES, WORKERS_MAX
 
 PAGE_BYTES: Final = 4096
 LINE_BYTES: Final = 64
 COUNTER_BLOCK_BYTES: Final = 512
 RING_WORDS_BYTES: Final = PAGE_BYTES
-TAIL_WORDS_BYTES: Final = PAGE_BYTES
 
 RINGS_BYTES_TOTAL: Final = 512 * MIB
-TAILS_BYTES_TOTAL: Final = 512 * MIB
 RING_BYTES_MIN: Final = 128 * KIB
-TAIL_BYTES_MIN: Final = 16 * MIB
-
-if not (TAIL_BYTES_MIN > BATCH_BYTES_MAX and RING_BYTES_MIN & (RING_BYTES_MIN - 1) == 0):
-    raise ImportError("danube.ipc.layout disagrees with danube.limits")
-
-
-def _halved(size: int, count: int, total: int, least: int) -> int:
-    while size > least and size * count > total:
-        size //= 2
-    return size
 
 
 def _page_aligned(size: int) -> int:
@@ -57,20 +42,19 @@ class Layout:
 
     workers: int
     ring_bytes: int
-    tail_bytes: int
 
     @classmethod
-    def plan(cls, workers: int, ring_bytes: int = 0, tail_bytes: int = 0) -> Layout:
+    def plan(cls, workers: int, ring_bytes: int = 0) -> Layout:
         """Sizes for ``workers`` workers; 0 takes the size from the table above."""
         if not 1 <= workers <= WORKERS_MAX:
             raise InvalidArgument(f"{workers} workers", why=f"a broker has 1 .. {WORKERS_MAX}")
         pairs = workers * (workers - 1)
-        ring = ring_bytes or _halved(RING_BYTES, pairs, RINGS_BYTES_TOTAL, RING_BYTES_MIN)
-        tail = tail_bytes or _halved(TAIL_BYTES, workers, TAILS_BYTES_TOTAL, TAIL_BYTES_MIN)
-        for name, size in (("ring_bytes", ring), ("tail_bytes", tail)):
-            if size < PAGE_BYTES or size & (size - 1):
-                raise InvalidArgument(f"{name}={size}", why=f"it is a power of two from {PAGE_BYTES} on")
-        return cls(workers, ring, tail)
+        ring = ring_bytes or RING_BYTES
+        while not ring_bytes and ring > RING_BYTES_MIN and ring * pairs > RINGS_BYTES_TOTAL:
+            ring //= 2
+        if ring < PAGE_BYTES or ring & (ring - 1):
+            raise InvalidArgument(f"ring_bytes={ring}", why=f"it is a power of two from {PAGE_BYTES} on")
+        return cls(workers, ring)
 
     def incarnation_position(self, worker: int) -> int:
         """A line that only the supervisor writes."""
@@ -99,13 +83,6 @@ class Layout:
         return self.rings_position + place * (RING_WORDS_BYTES + self.ring_bytes)
 
     @property
-    def tails_position(self) -> int:
+    def region_bytes(self) -> int:
         pairs = self.workers * (self.workers - 1)
         return self.rings_position + pairs * (RING_WORDS_BYTES + self.ring_bytes)
-
-    def tail_position(self, worker: int) -> int:
-        return self.tails_position + worker * (TAIL_WORDS_BYTES + self.tail_bytes)
-
-    @property
-    def region_bytes(self) -> int:
-        return self.tails_position + self.workers * (TAIL_WORDS_BYTES + self.tail_bytes)

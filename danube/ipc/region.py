@@ -21,12 +21,12 @@ from typing import Final
 from danube.errors import StorageFull, StorageIncompatible
 from danube.host.capacity import available_memory_bytes
 from danube.ipc.atomics import WORD_BYTES, Words
-from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, TAIL_WORDS_BYTES, Layout
+from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, Layout
 from danube.ipc.passage import Pair, close_pairs, open_pairs
 from danube.limits import MIB
 
-MAGIC: Final = int.from_bytes(b"DNBREG01", "little")
-_HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "tail_bytes", "region_bytes")
+MAGIC: Final = int.from_bytes(b"DNBREG02", "little")
+_HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "region_bytes")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEVER_OVERCOMMITS: Final = "2"  # vm.overcommit_memory
 
@@ -52,12 +52,12 @@ class Region:
         self.memory = memoryview(mapped)
 
     @classmethod
-    def create(cls, workers: int, ring_bytes: int = 0, tail_bytes: int = 0) -> Region:
-        """Map a region; sizes of 0 are planned by :class:`~danube.ipc.layout.Layout`.
+    def create(cls, workers: int, ring_bytes: int = 0) -> Region:
+        """Map a region; a size of 0 is planned by :class:`~danube.ipc.layout.Layout`.
 
         Raises StorageFull when the memory is not there, before anything else was started.
         """
-        layout = Layout.plan(workers, ring_bytes, tail_bytes)
+        layout = Layout.plan(workers, ring_bytes)
         _check_memory(layout.region_bytes)
         descriptor = os.memfd_create("danube-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -73,7 +73,7 @@ class Region:
         bells = tuple(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(workers))
         region = cls(layout, descriptor, mapped, bells, open_pairs(workers))
         header = Words(region.memory[:LINE_BYTES])
-        facts = (MAGIC, layout.workers, layout.ring_bytes, layout.tail_bytes, layout.region_bytes)
+        facts = (MAGIC, layout.workers, layout.ring_bytes, layout.region_bytes)
         for index, value in enumerate(facts):
             header.store(index, value)
         return region
@@ -95,7 +95,7 @@ class Region:
         except BaseException:
             os.close(descriptor)
             raise
-        layout = Layout.plan(values["workers"], values["ring_bytes"], values["tail_bytes"])
+        layout = Layout.plan(values["workers"], values["ring_bytes"])
         return cls(layout, descriptor, mapped, (), ())
 
     @property
@@ -112,12 +112,6 @@ class Region:
         start = self.layout.ring_position(writer, reader)
         slots = start + RING_WORDS_BYTES
         return self.words(start, RING_WORDS_BYTES), self.memory[slots : slots + self.layout.ring_bytes]
-
-    def tail_memory(self, worker: int) -> tuple[Words, memoryview]:
-        """The words and the bytes of one tail."""
-        start = self.layout.tail_position(worker)
-        body = start + TAIL_WORDS_BYTES
-        return self.words(start, TAIL_WORDS_BYTES), self.memory[body : body + self.layout.tail_bytes]
 
     def incarnation(self, worker: int) -> int:
         """Which start of ``worker`` is the current one; 0 before the first."""

@@ -14,7 +14,7 @@ import msgspec
 
 from danube import __version__
 from danube.broker.admission import Admission
-from danube.broker.api import Holder, RoutedSession, SharedBytes, Turns
+from danube.broker.api import Holder, RoutedSession, Turns
 from danube.broker.routing.passing import ConnectionPassing
 from danube.broker.routing.router import Router
 from danube.broker.worker.places import Places
@@ -575,13 +575,6 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         if not self._output:
             self._server.has_output(self)
         self._output.extend(parts)
-
-    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
-        if self.closed:
-            return
-        if not self._output:
-            self._server.has_output(self)
-        self._output += (head, chunk.data)
 
     def flush(self) -> None:
         output, self._output = self._output, []

@@ -89,7 +89,7 @@ def _main(options: dict[str, str | int]) -> int:
     storage = StorageConfig(mode="shared_fs", url=f"file://{data_dir.parent}/store")
     config = BrokerConfig(data_dir=data_dir, storage=storage)
     settings = SupervisorSettings(
-        data_dir=data_dir, workers=1, native_port=0, ring_bytes=65536, tail_bytes=65536,
+        data_dir=data_dir, workers=1, native_port=0, ring_bytes=65536,
         on_ready=lambda started: print("ready", flush=True), **options,  # type: ignore[arg-type]
     )  # fmt: skip
     return run(settings, _worker, lambda context: _mover(context, config))

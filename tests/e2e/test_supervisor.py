@@ -159,7 +159,6 @@ def _main(behaviour: str, options: dict[str, str | int]) -> int:
     settings = SupervisorSettings(
         data_dir=data_dir,
         ring_bytes=65536,
-        tail_bytes=65536,
         on_ready=lambda started: print("ready", flush=True),
         **{"workers": 2, "native_port": 0, **options},  # type: ignore[arg-type]
     )

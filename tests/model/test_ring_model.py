@@ -22,7 +22,6 @@ from danube.ipc.atomics import Words
 from danube.ipc.channel import Channel
 from danube.ipc.region import Region
 from danube.ipc.ring import HEAD, TAIL, WANTED
-from danube.ipc.tail import END, START, TailReader, TailWriter
 
 Values = dict[str, int]
 Value = int | Callable[[Values], int]
@@ -313,53 +312,6 @@ def test_a_head_before_its_slot_or_a_release_before_the_read_would_be_seen() -> 
     assert fault_reached([ring_writer(), ring_reader(release_first=True)], RING_MEMORY, misread)
 
 
-# The tail: room for two, four are appended; a reader wants the second and third
-
-APPENDED = 4
-
-
-def tail_writer(start_first: bool = True) -> list[Step]:
-    steps: list[Step] = []
-    for number in range(APPENDED):
-        move = [store("start", number - 1)] if number >= 2 else []
-        fill = [store(f"byte{number % 2}", number + 1)]
-        steps += [*move, *fill] if start_first else [*fill, *move]
-        steps.append(store("end", number + 1))
-    return [*steps, END_OF_PROGRAM]
-
-
-def tail_reader(validated: bool = True) -> list[Step]:
-    return [
-        load("start"),
-        load("end"),
-        jump("end", lambda seen: seen["start"] > 1 or seen["end"] < 3),
-        load("byte1"),
-        load("byte0"),
-        *([load("start"), jump("end", lambda seen: seen["start"] > 1)] if validated else []),
-        put("copied", lambda seen: seen["byte1"] * 10 + seen["byte0"]),
-        END_OF_PROGRAM,
-    ]
-
-
-def torn(memory: Values, registers: list[Values]) -> bool:
-    return registers[1].get("copied", 23) != 23
-
-
-TAIL_MEMORY = {"start": 0, "end": 0, "byte0": 0, "byte1": 0}
-
-
-def test_no_torn_bytes_are_handed_out() -> None:
-    assert not fault_reached([tail_writer(), tail_reader()], TAIL_MEMORY, torn)
-    assert fault_reached(
-        [tail_writer(), tail_reader()], TAIL_MEMORY, lambda memory, seen: "copied" in seen[1]
-    )
-
-
-def test_overwriting_before_moving_the_start_or_not_looking_again_would_be_seen() -> None:
-    assert fault_reached([tail_writer(start_first=False), tail_reader()], TAIL_MEMORY, torn)
-    assert fault_reached([tail_writer(), tail_reader(validated=False)], TAIL_MEMORY, torn)
-
-
 # What the real code does, in which order
 
 
@@ -386,9 +338,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def recorded(region: Region, position: int, size: int) -> Any:
         layout = region.layout
         names = {0: "unknown"}
-        if position >= layout.tails_position:
-            names = {START: "start", END: "end"}
-        elif position >= layout.rings_position:
+        if position >= layout.rings_position:
             writer = 0 if position == layout.ring_position(0, 1) else 1
             names = {HEAD: f"head{writer}", TAIL: f"tail{writer}", WANTED: f"wanted{writer}"}
         for worker in range(layout.workers):
@@ -416,7 +366,7 @@ def ordered(notes: list[str], *expected: str) -> bool:
 
 
 def test_the_channel_takes_the_steps_of_the_programs_in_their_order(notes: list[str]) -> None:
-    region = Region.create(2, ring_bytes=4096, tail_bytes=4096)
+    region = Region.create(2, ring_bytes=4096)
     one, two = Channel(region, 0, 0), Channel(region, 1, 0)
     notes.clear()
     assert two.arm()
@@ -438,18 +388,4 @@ def test_the_channel_takes_the_steps_of_the_programs_in_their_order(notes: list[
     notes.clear()
     two.release()
     assert notes == ["store tail0", "fence", "load wanted0", "load sleeping0"]
-    region.close()
-
-
-def test_the_tail_takes_the_steps_of_the_programs_in_their_order(notes: list[str]) -> None:
-    region = Region.create(1, tail_bytes=4096)
-    words, memory = region.tail_memory(0)
-    writer, reader = TailWriter(words, memory), TailReader(words, memory)
-    writer.append([bytes(4000)])
-    notes.clear()
-    position = writer.append([bytes(4000)])
-    assert notes == ["store start", "fence", "store end"]
-    notes.clear()
-    assert reader.read(position, 4000) == bytes(4000)
-    assert notes == ["load start", "load end", "load start"]
     region.close()

@@ -45,7 +45,6 @@ class Chunk:
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.hole_before = "damaged"  # why offsets between the requested and the first one are missing
-        self.tail_position = -1  # place in the shared tail, once a consumer of another worker needed it
 
     @cached_property
     def places(self) -> list[Place]:

@@ -95,17 +95,12 @@ class ConsumerLink:
             self.told = words
             self.session.send(waiting_frame(reason, self.handle))
 
-    def deliver(
-        self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int, chunk: Chunk
-    ) -> int:
+    def deliver(self, parts: list[bytes | memoryview], record_count: int, redelivery_count: int) -> int:
         """Send one DELIVER frame and take its bytes from the credit; return the bytes."""
         size = sum(map(len, parts))
         self.told = ""  # for the client, a delivery ends the reported wait
         head = deliver_header(self.handle, size, redelivery_count, record_count, self.hosted.delivery_flags)
-        if parts[0] is chunk.data:
-            self.session.send_chunk(head, chunk)
-        else:
-            self.session.send(head, *parts)
+        self.session.send(head, *parts)
         self.credit_bytes -= size
         return size
 
@@ -392,7 +387,7 @@ class SubscriptionHost:
             if not len(offsets):
                 return 0
             count, parts = len(offsets), chunk.pick(offsets)
-        sent = link.deliver(parts, count, grant.redelivery_count, chunk)
+        sent = link.deliver(parts, count, grant.redelivery_count)
         self.hosted.counters.add_out(count, sent, grant.redelivery_count)
         return sent
 

@@ -51,7 +51,7 @@ class LossyHost:
                 parts, count = [chunk.data], chunk.next_offset - chunk.first_offset
             else:
                 parts, count = chunk.pick(chunk.first_offset + indexes), len(indexes)
-            sent = link.deliver(parts, count, 0, chunk)
+            sent = link.deliver(parts, count, 0)
             self.hosted.counters.add_out(count, sent, 0)
             self.update_ready(link)
 

@@ -61,7 +61,6 @@ class SupervisorSettings:
     drain_timeout_ms: int = 9_000
     mover_drain_timeout_ms: int = 2_000  # after the workers have ended
     ring_bytes: int = 0
-    tail_bytes: int = 0
     reloads: Reloads | None = None  # with TLS; SIGHUP asks for one, and without them stops the broker
     progress: Callable[[str], None] | None = None  # takes lines about an unusual start
     on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve

@@ -255,7 +255,7 @@ class Supervisor:
         settings = self._settings
         ports = {"native": settings.native_port, **settings.extra_ports}
         self._listeners = open_listeners(settings.host, ports, self._count, settings.local_socket)
-        self._region = Region.create(self._count, settings.ring_bytes, settings.tail_bytes)
+        self._region = Region.create(self._count, settings.ring_bytes)
         shared_mib_max = self._region.layout.region_bytes // MIB
         _log.info("workers chosen", workers=self._count, by=self._wanted.whose, shared_mib_max=shared_mib_max)
         self._ready_bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -3,43 +3,31 @@
     record kind      body
     TO_OWNER         u64 connection id, then whole frames of that connection
     TO_CONNECTION    u64 connection id, then whole frames for that connection
-    FROM_TAIL        u64 connection id, u64 position, u64 size, then the head of a DELIVER frame; its
-                     batches lie in the sender's shared tail
     SESSION_GONE     u64 connection id
     METADATA         empty: read the metadata log again
 
 A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is released
-only after the turn's write.  A full ring makes the sending side stop reading that socket.  Batches for
-consumers of other workers are copied once into the tail, for any number of consumers.  If the tail was
-overwritten before it was read, the consumer's handle is closed and its client subscribes again, so no record
-is lost and the order stays.
+only after the turn's write.  A full ring makes the sending side stop reading that socket, or delivering to it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from danube.broker.api import RoutedSession, Session, SharedBytes
-from danube.core.protocol import native as wire
+from danube.broker.api import RoutedSession, Session
 from danube.core.protocol.native import FRAME_HEADER_BYTES, Frame, FrameDecoder, Kind
-from danube.errors import OwnerMoved
 from danube.limits import MIB
 
 if TYPE_CHECKING:
     from danube.broker.shard.shard import Shard
     from danube.ipc.channel import Channel
-    from danube.ipc.tail import TailReader, TailWriter
 
 _CONNECTION = struct.Struct("<Q")
-_EXTENT = struct.Struct("<QQQ")
-_MASK = (1 << 64) - 1
-_HALF = 1 << 63
 _PUBLISH = int(Kind.PUBLISH)
-TAIL_CHUNK_BYTES_MAX = 4 * MIB
 RECORD_BYTES_MAX = 2 * MIB
 BACKLOG_BYTES_MAX = 8 * MIB
 
@@ -49,17 +37,6 @@ class RecordKind(IntEnum):
     TO_CONNECTION = 2
     SESSION_GONE = 3
     METADATA = 4
-    FROM_TAIL = 5
-
-
-class _FromTail(NamedTuple):
-    """A DELIVER frame whose batches lie in the shared tail."""
-
-    head: bytes
-    chunk: SharedBytes
-
-
-_Frame = tuple[bytes | memoryview, ...] | _FromTail
 
 
 class RemoteSession(Session):
@@ -69,7 +46,7 @@ class RemoteSession(Session):
         super().__init__()
         self.worker = worker
         self.connection_id = connection_id
-        self.frames: deque[_Frame] = deque()
+        self.frames: deque[tuple[bytes | memoryview, ...]] = deque()
         self.backlog_bytes = 0
         self._on_output = on_output
 
@@ -77,19 +54,7 @@ class RemoteSession(Session):
         if not self.frames:
             self._on_output(self)
         self.frames.append(parts)
-        self._grow(sum(map(len, parts)))
-
-    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
-        if len(chunk.data) > TAIL_CHUNK_BYTES_MAX:
-            self.send(head, chunk.data)
-            return
-        if not self.frames:
-            self._on_output(self)
-        self.frames.append(_FromTail(head, chunk))
-        self._grow(len(chunk.data))
-
-    def _grow(self, size: int) -> None:
-        self.backlog_bytes += size
+        self.backlog_bytes += sum(map(len, parts))
         if self.backlog_bytes > BACKLOG_BYTES_MAX:
             self.writable = False
 
@@ -100,15 +65,11 @@ class RemoteSessions:
     def __init__(
         self,
         channel: Channel,
-        tail: TailWriter,
-        tails: Mapping[int, TailReader],
         shard: Shard,
         deliver: Callable[[int, bytes], None],
         on_metadata: Callable[[], None],
     ) -> None:
         self._channel = channel
-        self._tail = tail
-        self._tails = tails
         self._shard = shard
         self._deliver = deliver
         self._on_metadata = on_metadata
@@ -141,8 +102,6 @@ class RemoteSessions:
                 self._take_frame(session, frame, record)
         elif kind == RecordKind.TO_CONNECTION:
             self._deliver(_CONNECTION.unpack_from(record)[0], bytes(record[_CONNECTION.size :]))
-        elif kind == RecordKind.FROM_TAIL:
-            self._take_from_tail(worker, record)
         elif kind == RecordKind.SESSION_GONE:
             session_gone = self._sessions.pop((worker, _CONNECTION.unpack_from(record)[0]), None)
             if session_gone is not None:
@@ -197,37 +156,20 @@ class RemoteSessions:
         return blocked
 
     def _flush_session(self, session: RemoteSession) -> bool:
-        frames = session.frames
-        while frames:
-            first = frames[0]
-            sent = (
-                self._send_extent(session, first) if isinstance(first, _FromTail) else self._send_run(session)
-            )
-            if not sent:
+        while session.frames:
+            if not self._send_run(session):
                 return False
         if not session.writable:
             session.writable = True
             self._shard.session_writable(session)
         return True
 
-    def _send_extent(self, session: RemoteSession, frame: _FromTail) -> bool:
-        chunk = frame.chunk
-        size = len(chunk.data)
-        if chunk.tail_position < 0 or (chunk.tail_position - self._tail.start) & _MASK > _HALF:
-            chunk.tail_position = self._tail.append((chunk.data,))
-        extent = _EXTENT.pack(session.connection_id, chunk.tail_position, size)
-        if not self._channel.send(session.worker, RecordKind.FROM_TAIL, (extent, frame.head)):
-            return False
-        session.frames.popleft()
-        session.backlog_bytes -= size
-        return True
-
     def _send_run(self, session: RemoteSession) -> bool:
-        """Send the frames up to the next one from the tail, about RECORD_BYTES_MAX at most."""
+        """Send some frames, about RECORD_BYTES_MAX at most."""
         parts: list[bytes | memoryview] = [_CONNECTION.pack(session.connection_id)]
         size = count = 0
         for frame in session.frames:
-            if isinstance(frame, _FromTail) or (count and size > RECORD_BYTES_MAX):
+            if count and size > RECORD_BYTES_MAX:
                 break
             parts.extend(frame)
             size += sum(map(len, frame))
@@ -238,19 +180,3 @@ class RemoteSessions:
             session.frames.popleft()
         session.backlog_bytes -= size
         return True
-
-    def _take_from_tail(self, worker: int, record: memoryview) -> None:
-        connection_id, position, size = _EXTENT.unpack_from(record)
-        head = bytes(record[_EXTENT.size :])
-        batches = self._tails[worker].read(position, size)
-        if batches is not None:
-            self._deliver(connection_id, head + batches)
-            return
-        handle = wire.handle_of(head)
-        self._shard.counters.add("tail_misses")
-        close = wire.control_frame(wire.Kind.CLOSE_CONSUMER, None, 0, handle)
-        self._notices.append((worker, RecordKind.TO_OWNER, _CONNECTION.pack(connection_id) + close))
-        moved = OwnerMoved(
-            "this worker was too slow to read the owner's tail", hint="the client subscribes again"
-        )
-        self._deliver(connection_id, wire.error_frame(moved, 0, handle))

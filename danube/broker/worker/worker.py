@@ -52,7 +52,6 @@ from danube.host import clock, telemetry
 from danube.host.handshakes import HANDSHAKES_MAX, Handshakes
 from danube.host.tls import TlsFiles, TlsPort, TlsWatch
 from danube.ipc.counters import Counter, State, snapshot
-from danube.ipc.tail import TailReader, TailWriter
 from danube.limits import WRITE_BYTES_MAX
 from danube.schema.model import Checks, Compatibility
 from danube.wal.log.log import LogOptions
@@ -113,13 +112,7 @@ class Worker:
         self.shard = self._make_shard(partitions)
         self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
-        region = context.region
-        others = (peer for peer in range(context.workers) if peer != context.worker)
-        tails = {peer: TailReader(*region.tail_memory(peer)) for peer in others}
-        self.remote = RemoteSessions(
-            self.channel, TailWriter(*region.tail_memory(context.worker)), tails, self.shard, self._deliver,
-            self.refresh_metadata,
-        )  # fmt: skip
+        self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)
         operations = self._make_operations()
         self.router = Router(
             context.worker, context.workers, self.shard, operations,

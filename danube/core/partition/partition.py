@@ -6,7 +6,7 @@ The owner worker asks ``admit`` about every batch before its bytes go to the log
     synced_end <= written_end <= log_end,    high_watermark <= written_end
 
 ``high_watermark`` is the end of what consumers may see.  It follows ``written_end`` at the levels memory and
-written (for a topic that keeps no log, *written* means that the bytes lie in the shared tail) and
+written (for a topic that keeps no log, *written* means that the bytes lie in memory) and
 ``synced_end`` at fsync, and everywhere while the partition is ``held`` because the disk has fallen behind.
 It never goes back.  ``acknowledged_end`` is the end of the records that are stored at the current level.
 After the level was raised this end may be lower; the partition is ``settling`` until it has caught up.
@@ -189,7 +189,7 @@ class Partition:
         return admitted
 
     def written(self, end: int) -> int:
-        """The log is in the page cache (or the tail) up to ``end``; return the high watermark."""
+        """The log is in the page cache (or memory) up to ``end``; return the high watermark."""
         if not self.written_end <= end <= self.log_end:
             self._moved_outside("written", end)
         self.written_end = end

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from danube.broker.api import RoutedSession, SharedBytes
+from danube.broker.api import RoutedSession
 from danube.broker.routing.router import Router
 from danube.core.batch.columns import EncodedBatch
 from danube.core.protocol import native as wire
@@ -162,11 +162,6 @@ class BrokerSession(RoutedSession):
             return
         for frame in FrameDecoder().frames(head, 0, len(head)):
             self._on_frame(frame, head)
-
-    def send_chunk(self, head: bytes, chunk: SharedBytes) -> None:
-        owner = self._handles.get(wire.handle_of(head))
-        if owner is not None:
-            owner.delivered(chunk.data)
 
     def send_published(
         self,

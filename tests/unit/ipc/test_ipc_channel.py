@@ -21,7 +21,7 @@ RING = 16 * 1024
 
 @pytest.fixture
 def region() -> Iterator[Region]:
-    made = Region.create(3, ring_bytes=RING, tail_bytes=4096)
+    made = Region.create(3, ring_bytes=RING)
     for worker in range(3):
         made.announce(worker, 10 + worker)
     yield made
@@ -279,7 +279,7 @@ def test_peers_take_turns_so_that_a_busy_one_does_not_starve_the_others(region: 
 
 
 def test_without_peers_a_channel_sleeps() -> None:
-    alone = Region.create(1, tail_bytes=4096)
+    alone = Region.create(1)
     only = Channel(alone, 0, 1)
     assert only.poll() == [] and only.arm()
     alone.close()

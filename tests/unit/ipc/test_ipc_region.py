@@ -17,7 +17,7 @@ from danube.ipc.atomics import WORD_MASK, Words
 from danube.ipc.counters import Counter, Counters, State, snapshot
 from danube.ipc.layout import COUNTER_BLOCK_BYTES, LINE_BYTES, PAGE_BYTES, Layout
 from danube.ipc.region import Region
-from danube.limits import BATCH_BYTES_MAX, GIB, KIB, RING_BYTES, TAIL_BYTES, WORKERS_MAX
+from danube.limits import KIB, MIB, RING_BYTES, WORKERS_MAX
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 17, WORKERS_MAX])
@@ -28,7 +28,6 @@ def test_parts_of_a_region_do_not_overlap(workers: int) -> None:
         parts.append((plan.incarnation_position(worker), LINE_BYTES))
         parts.append((plan.sleeping_position(worker), LINE_BYTES))
         parts.append((plan.counter_block_position(worker), COUNTER_BLOCK_BYTES))
-        parts.append((plan.tail_position(worker), PAGE_BYTES + plan.tail_bytes))
         for other in range(workers):
             if other != worker:
                 parts.append((plan.ring_position(worker, other), PAGE_BYTES + plan.ring_bytes))
@@ -39,11 +38,9 @@ def test_parts_of_a_region_do_not_overlap(workers: int) -> None:
 
 
 def test_two_workers_get_full_rings_and_many_get_smaller_ones() -> None:
-    assert (Layout.plan(2).ring_bytes, Layout.plan(2).tail_bytes) == (RING_BYTES, TAIL_BYTES)
+    assert Layout.plan(2).ring_bytes == RING_BYTES
     for workers in range(1, WORKERS_MAX + 1):
-        plan = Layout.plan(workers)
-        assert plan.region_bytes < 1.6 * GIB
-        assert plan.tail_bytes > BATCH_BYTES_MAX
+        assert Layout.plan(workers).region_bytes < 530 * MIB
 
 
 @pytest.mark.parametrize("workers", [0, WORKERS_MAX + 1])
@@ -71,7 +68,7 @@ def test_the_memory_is_private_sealed_and_nameless_and_taken_as_it_is_used() -> 
 def test_all_pages_are_reserved_where_the_kernel_does_not_overcommit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(region, "available_memory_bytes", lambda: None)
     monkeypatch.setattr(region, "_read", lambda path: "2\n" if path.endswith("overcommit_memory") else "")
-    made = Region.create(2, ring_bytes=65536, tail_bytes=65536)
+    made = Region.create(2, ring_bytes=65536)
     assert os.stat(made.path).st_blocks * 512 >= made.layout.region_bytes
     made.close()
 
@@ -103,7 +100,7 @@ def test_a_size_that_the_kernel_refuses_is_a_clear_error() -> None:
 
 
 def test_a_status_program_reads_the_counters_of_a_running_broker() -> None:
-    made = Region.create(2, ring_bytes=4096, tail_bytes=4096)
+    made = Region.create(2, ring_bytes=4096)
     Counters(made, 1).add(Counter.RECORDS_IN, 41)
     attached = Region.attach(made.path)
     assert attached.layout == made.layout
@@ -122,7 +119,7 @@ def test_a_file_that_is_no_region_is_refused(tmp_path: Path) -> None:
 
 
 def test_totals_go_on_after_a_restart_and_gauges_start_again() -> None:
-    made = Region.create(1, tail_bytes=4096)
+    made = Region.create(1)
     counters = Counters(made, 0)
     counters.add(Counter.RECORDS_IN, 5)
     counters.add(Counter.CONNECTIONS, 3)

@@ -1,8 +1,7 @@
-"""Between workers, without rings: what is forwarded, a full ring both ways, the tail, restarts."""
+"""Between workers, without rings: what is forwarded, a full ring both ways, restarts."""
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +13,7 @@ from danube.broker.routing import remote
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import FrameDecoder, Kind
-from danube.errors import OwnerMoved
-from danube.ipc.atomics import Words
 from danube.ipc.channel import Channel
-from danube.ipc.tail import TailReader, TailWriter
 from tests.unit.broker_parts import (
     TOPIC,
     Bench,
@@ -37,21 +33,17 @@ CONNECTION = 7
 class Pair:
     """An owner and the worker that holds a connection, joined by records that the test carries."""
 
-    def __init__(self, root: Path, tail_bytes: int = 64 * 1024) -> None:
-        memory = memoryview(mmap.mmap(-1, 4096 + tail_bytes))
-        words = Words(memory[:4096])
-        writer, reader = TailWriter(words, memory[4096:]), TailReader(words, memory[4096:])
+    def __init__(self, root: Path) -> None:
         self.owner, self.holder = Bench(root / "owner"), Bench(root / "holder")
         self.to_holder, self.to_owner = FakeChannel(), FakeChannel()
         self.delivered: list[tuple[int, Received]] = []
         self.metadata_reads = 0
         self.owner_end = RemoteSessions(
-            cast(Channel, self.to_holder), writer, {}, self.owner.shard, self._nobody, self._read
+            cast(Channel, self.to_holder), self.owner.shard, self._nobody, self._read
         )
         self.holder_end = RemoteSessions(
-            cast(Channel, self.to_owner), cast(TailWriter, None), {OWNER: reader}, self.holder.shard,
-            self._deliver, self._read,
-        )  # fmt: skip
+            cast(Channel, self.to_owner), self.holder.shard, self._deliver, self._read
+        )
 
     def _read(self) -> None:
         self.metadata_reads += 1
@@ -179,11 +171,10 @@ def test_a_backlog_stops_deliveries_to_that_connection_until_it_is_gone(
     assert [offset for offset, _ in records(pair.got())] == list(range(15))
 
 
-def test_chunks_go_through_the_tail_once_for_all_consumers(pair: Pair) -> None:
+def test_a_chunk_reaches_all_consumers_of_another_worker(pair: Pair) -> None:
     pair.fill(numbered(50))
     pair.subscribe(1, name="a")
     pair.delivered.clear()
-    before = pair.owner_end._tail.end
     for connection, name in ((2, "b"), (3, "c")):
         request = wire.Subscribe(TOPIC, name, "c", start="earliest", credit_records=99, credit_bytes=1 << 20)
         pair.forward(wire.control_frame(Kind.SUBSCRIBE, request, 5, 2), connection)
@@ -196,58 +187,6 @@ def test_chunks_go_through_the_tail_once_for_all_consumers(pair: Pair) -> None:
         2: expected(0, 50),
         3: expected(0, 50),
     }
-    assert pair.owner_end._tail.end - before == len(numbered(50)), "one copy for both"
-
-
-def test_a_tail_that_was_overwritten_closes_the_consumer_and_nothing_is_lost(tmp_path: Path) -> None:
-    pair = Pair(tmp_path, tail_bytes=8192)
-    pair.fill(batch(*(b"%d" % number + bytes(100) for number in range(30))))
-    pair.subscribe()
-    if not pair.to_holder.sent:
-        pair.owner.shard.wake(pair.owner.hosted)
-    pair.got()
-    pair.owner.hosted.subscription("s").core.seek(0, 30, 0)
-    pair.owner.shard.wake(pair.owner.hosted)
-    pair.owner.turn()
-    pair.owner_end.flush()
-    assert [kind for _, kind, _ in pair.to_holder.sent] == [RecordKind.FROM_TAIL]
-    pair.owner_end._tail.append([bytes(8192)])  # the owner goes on before it was read
-    pair.bring()
-    (frame,) = pair.got()
-    assert isinstance(frame.error, OwnerMoved) and (frame.correlation, frame.handle) == (0, 2)
-    assert pair.holder.counters["tail_misses"] == 1
-    pair.carry()
-    assert not pair.owner.hosted.subscription("s").links, "the owner was told to close it"
-    pair.delivered.clear()
-    pair.subscribe(handle=3)
-    pair.carry()
-    assert [offset for offset, _ in records(pair.got())] == list(range(30))
-    pair.owner.shard.close()
-
-
-def test_a_chunk_that_left_the_tail_is_put_there_again(pair: Pair) -> None:
-    pair.fill(numbered(20))
-    pair.subscribe(1, name="a")
-    pair.to_holder.room = False
-    request = wire.Subscribe(TOPIC, "b", "c", start="earliest", credit_records=99, credit_bytes=1 << 20)
-    pair.delivered.clear()
-    pair.forward(wire.control_frame(Kind.SUBSCRIBE, request, 5, 2))
-    pair.carry()
-    pair.carry()
-    pair.owner_end._tail.append([bytes(64 * 1024)])
-    pair.to_holder.room = True
-    pair.owner_end.flush()
-    pair.bring()
-    assert records([frame for number, frame in pair.delivered if number == CONNECTION]) == expected(0, 20)
-
-
-def test_large_chunks_travel_in_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "TAIL_CHUNK_BYTES_MAX", 100)
-    pair.fill(numbered(50))
-    pair.subscribe()
-    pair.carry()
-    assert records(pair.got()) == expected(0, 50)
-    assert pair.owner_end._tail.end == 0
 
 
 def test_notices_wait_for_room_and_keep_their_order(pair: Pair) -> None:
@@ -289,7 +228,7 @@ def test_a_connection_that_only_asked_is_forgotten_with_its_end(tmp_path: Path) 
     name = routed.name_owned_by(1)
     channel = FakeChannel()
     routed.router.remote = RemoteSessions(
-        cast(Channel, channel), cast(TailWriter, None), {}, routed.shard, pair._nobody, pair._read
+        cast(Channel, channel), routed.shard, pair._nobody, pair._read
     )
     session: RoutedSession = RecordingSession(CONNECTION)
     correlation = routed.request(session, Kind.ADMIN, wire.Admin("list_subscriptions", name))

@@ -336,13 +336,13 @@ class BatchView:
         if not self.header.flags & Flag.ATTRIBUTES:
             return {}
         offsets, data = self._attribute_column()
-        return _decode_attributes(data[offsets[index] : offsets[index + 1]])
+        return decode_attributes(data[offsets[index] : offsets[index + 1]])
 
     def attributes_list(self) -> list[dict[str, str]]:
         """Attributes of every record."""
         if not self.header.flags & Flag.ATTRIBUTES:
             return [{} for _ in range(self.record_count)]
-        return [_decode_attributes(memoryview(piece)) for piece in _split(*self._attribute_column())]
+        return [decode_attributes(memoryview(piece)) for piece in _split(*self._attribute_column())]
 
     def check(self) -> None:
         """Verify the structure of everything, as a consumer of untrusted bytes; raise ProtocolError."""
@@ -375,7 +375,7 @@ def _decode(text: memoryview) -> str:
         raise ProtocolError("batch holds text that is not UTF-8", why=str(error)) from None
 
 
-def _decode_attributes(data: memoryview) -> dict[str, str]:
+def decode_attributes(data: memoryview) -> dict[str, str]:
     if len(data) > ATTRIBUTE_BYTES_MAX:
         raise ProtocolError("attributes of a record are too large", size=len(data))
     attributes: dict[str, str] = {}

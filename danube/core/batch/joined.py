@@ -1,21 +1,19 @@
 """Joined columns of many stored batches, for readers that return thousands of rows at once.
 
 The result is in Arrow's layout (offsets and bytes, a validity bitmap).  :class:`BatchTable` holds the headers
-of consecutive batches as arrays and where all their columns lie, and joins them by kernels.
-:class:`BatchViews` asks the reader of each batch: the way without kernels, and for one large batch, whose
-columns stay where they lie.
+of consecutive batches as arrays, and where all their columns lie.  The columns of a single batch stay there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from danube.core import kernels
-from danube.core.batch.columns import BatchView, Data
+from danube.core.batch.columns import decode_attributes
 from danube.core.batch.format import COMPRESSION_MASK, HEADER_BYTES, Flag
 from danube.errors import Damage
 
@@ -34,7 +32,6 @@ HEADER: Final = np.dtype(
 )  # fmt: skip
 _WORDS: Final = HEADER_BYTES // 8
 _NONE: Final = -1
-_NOTHING: Final = memoryview(b"")
 
 if HEADER.itemsize != HEADER_BYTES:
     raise ImportError("the table of danube.core.batch.format is the format")
@@ -58,20 +55,19 @@ class AttributeColumns(NamedTuple):
 
 
 class BatchTable:
-    """Intact, uncompressed batches at ``positions`` of ``octets`` (8-aligned, read-only).  Needs kernels."""
+    """Intact, uncompressed batches at ``positions`` of ``octets``, which are 8-aligned."""
 
-    __slots__ = ("_layout", "counts", "headers", "octets", "positions")
+    __slots__ = ("_first_rows", "_inside", "_layout", "counts", "headers", "octets", "positions", "row_count")
 
     def __init__(self, octets: Octets, positions: Ints, headers: NDArray[np.void] | None = None) -> None:
         self.octets = octets
-        self.positions = np.ascontiguousarray(positions)
-        self.headers = read_headers(octets, self.positions) if headers is None else headers
+        self.positions = positions
+        self.headers = read_headers(octets, positions) if headers is None else headers
         self.counts: Ints = self.headers["record_count"].astype(np.int64)
-        self._layout = _Layout(self.positions, self.headers, self.counts)
-
-    @property
-    def row_count(self) -> int:
-        return int(self.counts.sum())
+        self.row_count = int(self.counts.sum())
+        self._first_rows = np.cumsum(self.counts) - self.counts
+        self._inside = np.arange(self.row_count) - np.repeat(self._first_rows, self.counts)  # its own batch
+        self._layout = _Layout(positions, self.headers, self.counts)
 
     def _has(self, flag: int) -> NDArray[np.bool_]:
         has: NDArray[np.bool_] = (self.headers["flags"] & np.uint16(flag)) != 0
@@ -89,25 +85,21 @@ class BatchTable:
 
     def offsets(self) -> Ints:
         """int64[rows]: the offset of each record; Damage where a selection's do not ascend."""
-        bases = self.headers["base_offset"].astype(np.int64)
-        joined = np.empty(self.row_count, np.int64)
+        bases: Ints = self.repeated("base_offset")
         if not self._has(Flag.SELECTED).any():
-            starts = np.cumsum(self.counts) - self.counts
-            np.add(np.arange(len(joined)), np.repeat(bases - starts, self.counts), out=joined)
-            return joined
-        bad = kernels.compiled.join_offsets(self.octets, self._layout.selected, self.counts, bases, joined)
-        if bad != kernels.WELL_FORMED:
-            raise self._malformed(bad, "selected offsets do not ascend")
-        return joined
+            return bases + self._inside
+        deltas = self._numbers(self._layout.selected, "<u4", self._inside)
+        wrong = np.flatnonzero((np.diff(deltas) <= 0) & (self._inside[1:] > 0))
+        if len(wrong):
+            raise self._malformed(self._batch_of(int(wrong[0]) + 1), "selected offsets do not ascend")
+        return bases + deltas
 
     def publish_times(self) -> Ints:
         """int64[rows]: microseconds since 1970 UTC."""
-        shared = self.headers["publish_time_us"].astype(np.int64)
+        shared: Ints = self.repeated("publish_time_us")
         if not self._has(Flag.TIMES).any():
-            return np.repeat(shared, self.counts)
-        joined = np.empty(self.row_count, np.int64)
-        kernels.compiled.join_words(self.octets, self._layout.times, self.counts, shared, joined)
-        return joined
+            return shared
+        return self._numbers(self._layout.times, "<i8", shared)
 
     def payloads(self) -> VariableColumn:
         """The payload column; Damage where a batch's offsets do not ascend to its total."""
@@ -123,30 +115,35 @@ class BatchTable:
         column = self._variable(layout.key_offsets, layout.keys, "key_bytes", "key")
         if has_keys.all() and not self._has(Flag.NULL_KEYS).any():
             return column
-        validity = np.zeros((self.row_count + 7) // 8, np.uint8)
-        present = has_keys.astype(np.int64)
-        absent = kernels.compiled.join_bits(self.octets, layout.key_validity, present, self.counts, validity)
-        return column._replace(validity=validity, null_count=int(absent))
+        bitmaps = np.repeat(layout.key_validity, self.counts)
+        octets = self.octets[np.where(bitmaps < 0, 0, bitmaps + (self._inside >> 3))]
+        present = np.repeat(has_keys, self.counts)
+        present &= (bitmaps < 0) | (octets >> (self._inside & 7).astype(np.uint8) & 1 != 0)
+        absent = self.row_count - int(present.sum())
+        return column._replace(validity=np.packbits(present, bitorder="little"), null_count=absent)
 
     def attributes(self) -> AttributeColumns | None:
-        """Names and values of all attributes; None if no record has any.  Damage for malformed ones."""
+        """Names and values of all attributes; None if no record has any.
+
+        Raises Damage or ProtocolError for malformed ones.
+        """
         if not self._has(Flag.ATTRIBUTES).any():
             return None
         layout = self._layout
         raw = self._variable(layout.attribute_offsets, layout.attributes, "attribute_bytes", "attribute")
+        if not kernels.available:
+            return _attributes_in(raw)
         totals = np.zeros(3, np.int64)
-        bad = kernels.compiled.measure_attributes(_read_only(raw.data), _read_only(raw.offsets), totals)
+        bad = kernels.compiled.measure_attributes(raw.data, raw.offsets, totals)
         if bad != kernels.WELL_FORMED:
-            batch = int(np.searchsorted(np.cumsum(self.counts), bad, "right"))
-            raise self._malformed(batch, "attributes of a record are malformed")
+            raise self._malformed(self._batch_of(bad), "attributes of a record are malformed")
         count, name_bytes, value_bytes = totals.tolist()
         ends = np.empty(len(raw.offsets), np.int32)
         names = VariableColumn(np.empty(count + 1, np.int32), np.empty(name_bytes, np.uint8))
         values = VariableColumn(np.empty(count + 1, np.int32), np.empty(value_bytes, np.uint8))
         kernels.compiled.split_attributes(
-            _read_only(raw.data), _read_only(raw.offsets), ends, names.offsets, names.data,
-            values.offsets, values.data,
-        )  # fmt: skip
+            raw.data, raw.offsets, ends, names.offsets, names.data, values.offsets, values.data
+        )
         return AttributeColumns(ends, names, values)
 
     def producers(self) -> list[bytes]:
@@ -158,15 +155,38 @@ class BatchTable:
             for place, size in zip(places, self.headers["name_size"].tolist(), strict=True)
         ]
 
+    def _numbers(self, positions: Ints, dtype: str, otherwise: Ints | int) -> Ints:
+        """int64[rows]: each record's number in a column that begins at ``positions`` (-1: it is absent)."""
+        numbers: NDArray[Any] = _as(self.octets, dtype)
+        there = np.repeat(positions >= 0, self.counts)
+        places = np.repeat(positions // numbers.itemsize, self.counts) + self._inside
+        found: Ints = np.where(there, numbers[np.where(there, places, 0)], otherwise)
+        return found
+
     def _variable(self, offsets: Ints, positions: Ints, total_name: str, what: str) -> VariableColumn:
-        totals = self.headers[total_name].astype(np.int64)
-        joined_offsets = np.empty(self.row_count + 1, np.int32)
-        joined = np.empty(int(totals.sum()), np.uint8)
-        join = kernels.compiled.join_variable
-        bad = join(self.octets, offsets, positions, self.counts, totals, joined_offsets, joined)
-        if bad != kernels.WELL_FORMED:
-            raise self._malformed(bad, f"offsets of the {what} column do not ascend from 0 to its size")
-        return VariableColumn(joined_offsets, joined)
+        there = offsets >= 0
+        totals = np.where(there, self.headers[total_name].astype(np.int64), 0)
+        begins = np.where(there, _as(self.octets, "<i4")[np.where(there, offsets // 4, 0)], 0)
+        ends = self._numbers(np.where(there, offsets + 4, _NONE), "<i4", 0)
+        wrong = (begins != 0) | (ends[self._first_rows + self.counts - 1] != totals)
+        backwards = np.flatnonzero(ends < np.where(self._inside > 0, np.roll(ends, 1), 0))
+        wrong[[self._batch_of(row) for row in backwards[:1].tolist()]] = True
+        if wrong.any():
+            what = f"offsets of the {what} column do not ascend from 0 to its size"
+            raise self._malformed(int(wrong.argmax()), what)
+        if len(there) == 1 and there[0]:  # where it lies
+            first, place = int(offsets[0]) // 4, int(positions[0])
+            own = _as(self.octets, "<i4")[first : first + self.row_count + 1]
+            return VariableColumn(own, self.octets[place : place + int(totals[0])])
+        joined = np.zeros(self.row_count + 1, np.int32)
+        joined[1:] = ends + np.repeat(np.cumsum(totals) - totals, self.counts)
+        data = self.octets.data
+        places = zip(positions.tolist(), totals.tolist(), strict=True)
+        pieces = [data[place : place + size] for place, size in places]
+        return VariableColumn(joined, np.frombuffer(b"".join(pieces), np.uint8))
+
+    def _batch_of(self, row: int) -> int:
+        return int(np.searchsorted(self._first_rows, row, "right")) - 1
 
     def _malformed(self, index: int, what: str) -> Damage:
         return Damage(
@@ -178,8 +198,7 @@ class BatchTable:
 
 def read_headers(octets: Octets, positions: Ints) -> NDArray[np.void]:
     """HEADER[n]: the headers at ``positions``, which hold intact batches."""
-    words = octets[: len(octets) // 8 * 8].view("<u8")
-    table: NDArray[Any] = words[(positions // 8)[:, None] + np.arange(_WORDS)]
+    table: NDArray[Any] = _as(octets, "<u8")[(positions // 8)[:, None] + np.arange(_WORDS)]
     headers: NDArray[np.void] = table.view(HEADER).reshape(-1)
     return headers
 
@@ -243,110 +262,26 @@ def _padded(sizes: Ints) -> Ints:
     return (sizes + 7) & ~7
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
+def _as(octets: Octets, dtype: str) -> NDArray[Any]:
+    """All whole words of the bytes, as numbers of ``dtype``."""
+    return octets[: len(octets) // 8 * 8].view(dtype)
 
 
-def _variable_of(lengths: Sequence[int] | Ints, pieces: Sequence[Data]) -> VariableColumn:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+def _attributes_in(raw: VariableColumn) -> AttributeColumns:
+    """The kernels' twin."""
+    ends: list[int] = [0]
+    names: list[bytes] = []
+    values: list[bytes] = []
+    data = raw.data.data
+    for start, end in pairwise(raw.offsets.tolist()):
+        record = decode_attributes(data[start:end])
+        names += [name.encode() for name in record]
+        values += [value.encode() for value in record.values()]
+        ends.append(len(names))
+    return AttributeColumns(np.array(ends, np.int32), _column_of(names), _column_of(values))
+
+
+def _column_of(pieces: list[bytes]) -> VariableColumn:
+    offsets = np.zeros(len(pieces) + 1, np.int32)
+    np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
     return VariableColumn(offsets, np.frombuffer(b"".join(pieces), np.uint8))
-
-
-class BatchViews:
-    """Intact, uncompressed batches as BatchTable has them, each by its own reader.
-
-    Every method raises ProtocolError if the columns that it reads are malformed.
-    """
-
-    __slots__ = ("_octets", "_positions", "_views", "counts", "row_count")
-
-    def __init__(self, octets: Octets, positions: Ints) -> None:
-        self._octets, self._positions = octets, positions
-        self._views = [BatchView(octets.data, position=position) for position in positions.tolist()]
-        self.counts: Ints = np.array([view.record_count for view in self._views], np.int64)
-        self.row_count = int(self.counts.sum())
-
-    def repeated(self, name: str, dtype: str = "<i8") -> NDArray[Any]:
-        """A header's number for each record of its batch."""
-        return np.repeat(np.array([getattr(view.header, name) for view in self._views], dtype), self.counts)
-
-    def flagged(self, flag: int) -> NDArray[np.bool_] | None:
-        """bool[rows]: whether the record's batch has ``flag``; None if all have it."""
-        has = self._has(flag)
-        return None if has.all() else np.repeat(has, self.counts)
-
-    def _has(self, flag: int) -> NDArray[np.bool_]:
-        return np.array([view.header.flags & flag != 0 for view in self._views], np.bool_)
-
-    def offsets(self) -> Ints:
-        """int64[rows]: the offset of each record."""
-        return np.concatenate([view.offsets for view in self._views])
-
-    def publish_times(self) -> Ints:
-        """int64[rows]: microseconds since 1970 UTC."""
-        return np.concatenate([view.publish_times for view in self._views])
-
-    def payloads(self) -> VariableColumn:
-        """The payload column."""
-        return _together([(view.payload_offsets, view.payload_bytes) for view in self._views])
-
-    def keys(self) -> VariableColumn | None:
-        """The key column; None if no record has a key."""
-        has = self._has(Flag.KEYS)
-        if not has.any():
-            return None
-        column = _together([
-            (view.key_offsets, view.key_bytes) if there else (np.zeros(len(view) + 1, np.int32), _NOTHING)
-            for view, there in zip(self._views, has.tolist(), strict=True)
-        ])  # fmt: skip
-        if has.all() and not self._has(Flag.NULL_KEYS).any():
-            return column
-        present = np.repeat(has, self.counts)
-        end = 0
-        for view in self._views:
-            start, end = end, end + len(view)
-            validity = view.key_validity
-            if validity is not None:
-                present[start:end] = validity
-        absent = self.row_count - int(present.sum())
-        return column._replace(validity=np.packbits(present, bitorder="little"), null_count=absent)
-
-    def attributes(self) -> AttributeColumns | None:
-        """Names and values of all attributes; None if no record has any."""
-        if not self._has(Flag.ATTRIBUTES).any():
-            return None
-        if kernels.available:
-            return BatchTable(self._octets, self._positions).attributes()
-        ends, names, values = [0], [], []
-        for record in (one for view in self._views for one in view.attributes_list()):
-            names += [name.encode() for name in record]
-            values += [value.encode() for value in record.values()]
-            ends.append(len(names))
-        columns = [_variable_of([len(text) for text in texts], texts) for texts in (names, values)]
-        return AttributeColumns(np.array(ends, np.int32), *columns)
-
-    def producers(self) -> list[bytes]:
-        """The producer's name in each batch, as it stands there."""
-        return [bytes(view.data[HEADER_BYTES : HEADER_BYTES + view.header.name_size]) for view in self._views]
-
-
-def _together(columns: list[tuple[NDArray[np.int32], memoryview]]) -> VariableColumn:
-    """The columns of several batches as one; the column of one where it lies."""
-    if len(columns) == 1:
-        offsets, data = columns[0]
-        return VariableColumn(offsets, np.frombuffer(data, np.uint8))
-    lengths = np.concatenate([np.diff(offsets) for offsets, _ in columns])
-    return _variable_of(lengths, [data for _, data in columns])
-
-
-def table_of(octets: Octets, positions: Ints, headers: NDArray[np.void] | None = None) -> Table:
-    """The batches at ``positions``, by the way that costs least."""
-    if len(positions) == 1 or not kernels.available:
-        return BatchViews(octets, positions)
-    return BatchTable(octets, positions, headers)
-
-
-Table = BatchTable | BatchViews

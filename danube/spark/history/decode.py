@@ -1,7 +1,7 @@
 """From a segment's bytes to Arrow record batches, with every checksum verified on the way.
 
-A large batch becomes columns where it lies; small ones are joined by kernels into record batches of some ten
-thousand rows.  Compressed ones are inflated first.  A batch is used only if its checksums are right and its
+A large batch becomes columns where it lies; small ones are joined into record batches of some ten thousand
+rows.  Compressed ones are inflated first.  A batch is used only if its checksums are right and its
 offset is the next one, or a later one in a compacted segment.  Other bytes are damage: an error that names
 file, position and offset, or skipped and counted.
 """
@@ -26,7 +26,7 @@ from danube.core.batch.format import (
     pack_header,
     padded,
 )
-from danube.core.batch.joined import AttributeColumns, Table, VariableColumn, read_headers, table_of
+from danube.core.batch.joined import AttributeColumns, BatchTable, VariableColumn, read_headers
 from danube.errors import Damage, DanubeError, ProtocolError
 from danube.limits import BATCH_BYTES_MAX, KIB, MIB
 from danube.spark.history.fetch import Fetched
@@ -259,7 +259,7 @@ class Decoder:
         if not len(positions):
             return
         try:
-            made = self._record_batch(table_of(octets, positions, headers), wanted)
+            made = self._record_batch(BatchTable(octets, positions, headers), wanted)
         except (Damage, ProtocolError, UnicodeDecodeError) as error:
             if len(positions) == 1:
                 wanted.lose(headers, int(positions[0]), error)
@@ -271,7 +271,7 @@ class Decoder:
         if made is not None:
             yield made
 
-    def _record_batch(self, table: Table, wanted: _Wanted) -> pa.RecordBatch | None:
+    def _record_batch(self, table: BatchTable, wanted: _Wanted) -> pa.RecordBatch | None:
         offsets = table.offsets()
         first, last = 0, len(offsets)
         if offsets[0] < wanted.start or offsets[-1] >= wanted.end:
@@ -284,7 +284,7 @@ class Decoder:
         return batch if last - first == len(offsets) else batch.slice(first, last - first)
 
     def _column(
-        self, name: str, table: Table, offsets: NDArray[np.int64], topic: str, partition: int
+        self, name: str, table: BatchTable, offsets: NDArray[np.int64], topic: str, partition: int
     ) -> pa.Array:
         rows = len(offsets)
         if name == "offset":
@@ -320,7 +320,7 @@ class Decoder:
             self._repeated[value, kind] = known
         return known.slice(0, rows)
 
-    def _producers(self, table: Table, rows: int) -> pa.Array:
+    def _producers(self, table: BatchTable, rows: int) -> pa.Array:
         names = table.producers()
         if names.count(names[0]) == len(names):
             return self._repeat(names[0].decode(), pa.string(), rows)
@@ -356,7 +356,7 @@ def _binary(column: VariableColumn, rows: int, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, content, column.null_count)
 
 
-def _flagged(table: Table, name: str, flag: int, kind: pa.DataType, dtype: str) -> pa.Array:
+def _flagged(table: BatchTable, name: str, flag: int, kind: pa.DataType, dtype: str) -> pa.Array:
     """A header's number where its flag is set, else null."""
     valid = table.flagged(flag)
     if valid is None:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from danube.core import kernels
-from danube.core.batch import joined
 from danube.core.batch.columns import BatchView, encode, layout_of
-from danube.core.batch.format import HEADER_BYTES, padded, read_header, stamp
-from danube.core.batch.joined import Table, VariableColumn
+from danube.core.batch.format import HEADER_BYTES, Flag, padded, read_header, stamp
+from danube.core.batch.joined import BatchTable, VariableColumn
 from danube.core.batch.selection import select
 from danube.errors import Damage, ProtocolError
 
@@ -55,10 +54,10 @@ def random_batch(source: random.Random, base: int) -> bytes:
     return bytes(batch)
 
 
-def table_of(batches: list[bytes]) -> Table:
+def table_of(batches: list[bytes]) -> BatchTable:
     octets = np.frombuffer(b"".join(batches), np.uint8)
     sizes = np.array([len(batch) for batch in batches], np.int64)
-    return joined.table_of(octets, np.cumsum(sizes) - sizes)
+    return BatchTable(octets, np.cumsum(sizes) - sizes)
 
 
 def rows_of(column: VariableColumn | None, count: int) -> list[bytes | None]:
@@ -75,7 +74,7 @@ def rows_of(column: VariableColumn | None, count: int) -> list[bytes | None]:
     return cut
 
 
-def attributes_of(table: Table) -> list[dict[str, str]]:
+def attributes_of(table: BatchTable) -> list[dict[str, str]]:
     found = table.attributes()
     if found is None:
         return [{}] * table.row_count
@@ -146,14 +145,33 @@ def test_a_column_that_cannot_be_is_damage(
         getattr(table, read)()
 
 
-def test_headers_that_contradict_their_size_are_damage(way: str) -> None:
+def test_the_columns_of_a_single_batch_are_not_copied() -> None:
+    before, batch = plain_batch(), plain_batch(10)
+    octets = np.frombuffer(before + batch, np.uint8)
+    single, view = BatchTable(octets, np.array([len(before)])), BatchView(batch)
+    keys = single.keys()
+    assert keys is not None
+    assert (rows_of(single.payloads(), 2), rows_of(keys, 2)) == (view.payloads(), view.keys())
+    for column in (single.payloads().data, single.payloads().offsets, keys.data, keys.offsets):
+        assert np.shares_memory(column, octets)
+
+
+@pytest.mark.parametrize(("flag", "valid"), [(Flag.SCHEMA_ID, [True] * 2 + [False] * 2), (Flag.KEYS, None)])
+def test_flags_are_told_for_each_record(flag: Flag, valid: list[bool] | None) -> None:
+    batch = bytearray(encode([b"a", b"b"], keys=[b"k", b"l"], publish_time_us=1, schema_id=4).to_bytes())
+    stamp(batch, 0, 1, 1)
+    found = table_of([bytes(batch), plain_batch(2)]).flagged(flag)
+    assert (None if found is None else found.tolist()) == valid
+
+
+def test_headers_that_contradict_their_size_are_damage() -> None:
     batch = plain_batch()
-    if way == "twins":
-        pytest.skip("readers of single batches look when a column is read")
     for position, value in ((84, 9), (88, 99), (96, 8), (4, len(batch) + 8)):
         bad = broken(batch, position, value.to_bytes(4, "little"))
         with pytest.raises(Damage, match="do not add up"):
             table_of([plain_batch(), bad, plain_batch()])
+        with pytest.raises(Damage, match="do not add up"):
+            table_of([bad])
 
 
 def test_selected_offsets_must_ascend() -> None:

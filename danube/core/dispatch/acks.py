@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from danube.core import kernels
 from danube.core.dispatch.grants import Offsets
-from danube.core.dispatch.key_table import cursor_kernels
 from danube.core.dispatch.window import ACKED, BLOCKED, BURIED, DEAD, IN_FLIGHT, READY, RETRY, STATES, Window
 
 _ONE_BY_ONE_MAX: Final = 4
@@ -120,12 +120,11 @@ def _acknowledge_kernel(window: Window, seat: int, ranges: Offsets) -> tuple[int
 
     Ranges that overlap or do not ascend are left to the caller as well.
     """
-    kernel = cursor_kernels()
-    if kernel is None or seat == ANY_SEAT:
+    if not kernels.available or seat == ANY_SEAT:
         return None
     counters = _NO_COUNTERS if window.keys is None else window.keys.counters
     tally = np.zeros(STATES + 2, np.int64)
-    if not kernel.ack_ranges(
+    if not kernels.compiled.ack_ranges(
         ranges, window.floor, window.next, seat, window.state, window.owner, window.key, counters, tally
     ):
         return None

@@ -23,12 +23,13 @@ import numpy.typing as npt
 from danube.core import kernels
 from danube.core.dispatch.grants import Offsets
 from danube.core.dispatch.key_ring import NOBODY, KeyRing
+from danube.core.kernels import cursor
 from danube.errors import broken
 
 UNKNOWN: Final = -1
 REFUSED: Final = -1
 SKIPPED: Final = -2
-_FREE, _ACKED, _IN_FLIGHT, _RETRY, _READY, _HELD, _BLOCKED, _STATES = 0, 1, 2, 3, 4, 5, 8, 9
+_ACKED, _IN_FLIGHT, _STATES = 1, 2, 9
 _CAPACITY_FIRST: Final = 1024
 _KEYS_REMEMBERED_MAX: Final = 65_536
 _KEY_BYTES_REMEMBERED_MAX: Final = 16 * 1024 * 1024
@@ -39,8 +40,8 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def cursor_kernels() -> Any:
-    """The kernels, or None while the twins are to be used."""
-    return kernels.compiled if kernels.available else None
+    """The kernels, or the functions that they are compiled from."""
+    return kernels.compiled if kernels.available else cursor
 
 
 class KeyTable:
@@ -105,52 +106,14 @@ class KeyTable:
 
     def _find_or_add(self, hashes: Hashes, start: int, room: int, found: Keys) -> int:
         """Write numbers to ``found`` from ``start`` on; return where more than ``room`` would be new."""
-        kernel = cursor_kernels()
-        if kernel is None:
-            return self._find_twin(hashes, start, room, found)
         ring = self._ring
         added = np.zeros(1, np.int64)
-        stop: int = kernel.find_keys(
+        stop: int = cursor_kernels().find_keys(
             hashes, start, self.hash, self.used, self.route, room,
             ring.positions, ring.seats, ring.filtered, found, added,
         )  # fmt: skip
         self.key_count += int(added[0])
         return stop
-
-    def _find_twin(self, hashes: Hashes, start: int, room: int, found: Keys) -> int:
-        mask = len(self.hash) - 1
-        wanted = hashes[start:]
-        places = (wanted & np.uint64(mask)).astype(np.int64)
-        open_places = np.arange(len(wanted))
-        while len(open_places):
-            at = places[open_places]
-            going_on = (self.used[at] != 0) & (self.hash[at] != wanted[open_places])
-            open_places = open_places[going_on]
-            places[open_places] = (places[open_places] + 1) & mask
-        found[start:] = places
-        missing = np.flatnonzero(self.used[places] == 0)
-        number: dict[int, int] = {}
-        for index, value in zip(missing.tolist(), wanted[missing].tolist(), strict=True):
-            place = number.get(value)
-            if place is None:
-                if len(number) == room:
-                    return start + index
-                place = number[value] = self._add(value)
-            found[start + index] = place
-        return len(hashes)
-
-    def _add(self, value: int) -> int:
-        mask = len(self.hash) - 1
-        place = value & mask
-        while self.used[place]:
-            place = (place + 1) & mask
-        self.used[place] = 1
-        self.hash[place] = value
-        self.route[place] = UNKNOWN
-        if not self._ring.filtered:
-            self.route[place] = self._ring.seat_of(value & 0xFFFFFFFF, None)
-        self.key_count += 1
-        return place
 
     def _rebuild(self, needed: Keys) -> Keys:
         """Keep keys with records in the window and those of ``needed``, in a table of fitting size."""
@@ -209,54 +172,13 @@ class KeyTable:
         or that seat cannot take it.  At most ``limit`` are granted.  ``credit`` is spent.
         """
         seats = np.empty(len(keys), np.int16)
-        kernel = cursor_kernels()
-        if kernel is not None:
-            kernel.assign_keys(keys, old, limit, self.route, self.owner, self.counters, credit, ready, seats)
-        else:
-            self._assign_twin(keys, old, limit, credit, ready, seats)
+        assign = cursor_kernels().assign_keys
+        assign(keys, old, limit, self.route, self.owner, self.counters, credit, ready, seats)
         return seats
-
-    def _assign_twin(
-        self, keys: Keys, old: int, limit: int, credit: npt.NDArray[np.int64], ready: npt.NDArray[np.uint8],
-        seats: Seats,
-    ) -> None:  # fmt: skip
-        route = self.route[keys]
-        counted = self.counters[keys]
-        refused = (route < 0) | (counted[:, _BLOCKED] > 0) | (ready[route] == 0)
-        if old != _READY:
-            refused |= counted[:, _READY] + counted[:, _RETRY] > 0
-            if old != _HELD:
-                refused |= counted[:, _HELD] > 0
-        refused |= (counted[:, _IN_FLIGHT] > 0) & (self.owner[keys] != route)
-        open_records = np.flatnonzero(~refused)
-        # Of a seat's records the first get its credit; those after have nothing before them granted.
-        chosen = [np.empty(0, np.int64)]
-        for seat in np.unique(route[open_records]).tolist():
-            mine = open_records[route[open_records] == seat]
-            chosen.append(mine[: int(credit[seat])])
-        granted = np.sort(np.concatenate(chosen))[:limit]
-        seats[:] = REFUSED
-        seats[granted] = route[granted]
-        if old != _READY:
-            seats[route == NOBODY] = SKIPPED
-        np.subtract.at(credit, route[granted], 1)
-        self.owner[keys[granted]] = route[granted]
-        np.add.at(self.counters[:, _IN_FLIGHT], keys[granted], 1)
-        if old == _FREE:
-            np.add.at(self.counters[:, _HELD], keys[seats == REFUSED], 1)
-        else:
-            np.subtract.at(self.counters[:, old], keys[seats != REFUSED], 1)
 
     def move(self, keys: Keys, old: npt.NDArray[np.uint8], new: int) -> bool:
         """Count records that went from states ``old`` (uint8[n]) to ``new``; True if others may go on."""
-        kernel = cursor_kernels()
-        if kernel is not None:
-            return bool(kernel.move_keys(keys, old, new, self.counters))
-        np.subtract.at(self.counters, (keys, old.astype(np.int32)), 1)
-        if new != _ACKED:
-            np.add.at(self.counters[:, new], keys, 1)
-        # Wider than the kernel's answer, never narrower: a look in vain costs time only.
-        return bool(self.counters[keys][:, (_HELD, _READY)].any())
+        return bool(cursor_kernels().move_keys(keys, old, new, self.counters))
 
     def check(self, keys: Keys, states: npt.NDArray[np.uint8], seats: Seats) -> None:
         """Raise InvariantBroken where counters differ from the window or a key is in flight at two seats."""

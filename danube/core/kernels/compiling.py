@@ -6,10 +6,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
+from danube.core.kernels import cursor
 from danube.core.kernels.cache import Compiled
 from danube.core.kernels.entries import PREFIX, ArrayTaken, ArrayValue, Taken, add_entry
 
-MODULES: Final = ("crc", "batch", "columns", "cursor", "http2", "joining", "messages", "segment")
+MODULES: Final = ("crc", "batch", "columns", "http2", "joining", "messages", "segment")
 
 
 def compile_all(progress: Callable[[str], None] | None = None) -> Compiled:
@@ -19,6 +20,8 @@ def compile_all(progress: Callable[[str], None] | None = None) -> Compiled:
         raise ImportError(jit.reason)
     for name in MODULES:
         import_module(f"danube.core.kernels.{name}")
+    for function, signature in cursor.SIGNATURES.items():
+        jit.jit(signature)(function)
     results: list[Any] = []
     for number, (dispatcher, arguments) in enumerate(jit.registered, 1):
         dispatcher.compile(arguments)

@@ -1,17 +1,15 @@
 """Kernels of the key-shared window: find keys, give their records to seats, count them anew.
 
-One pass over plain arrays each; the numpy twins are in :mod:`danube.core.dispatch.key_table`, which also
-explains the arrays.  The constants are those of :mod:`danube.core.dispatch.window`, spelled out because a
-kernel knows no imports of other modules.
+One pass over plain arrays each, explained in :mod:`danube.core.dispatch.key_table`.  They are ordinary functions,
+which are called as they are while there is no machine code.  The constants are those of
+:mod:`danube.core.dispatch.window`, spelled out because a kernel knows no imports of other modules.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-
-from danube.core.kernels.jit import jit
 
 _ACKED, _IN_FLIGHT, _RETRY, _READY, _HELD, _BLOCKED = 1, 2, 3, 4, 5, 8
 _UNKNOWN, _NOBODY = -1, -2
@@ -20,10 +18,6 @@ _REFUSED, _SKIPPED = -1, -2
 Array = np.ndarray[Any, Any]
 
 
-@jit(
-    "int64(const uint64[::1], int64, uint64[::1], uint8[::1], int16[::1], int64,"
-    " const uint64[::1], const int16[::1], boolean, int32[::1], int64[::1])"
-)
 def find_keys(
     hashes: Array, start: int, table: Array, used: Array, route: Array, room: int,
     positions: Array, seats: Array, filtered: bool, found: Array, added: Array,
@@ -65,10 +59,6 @@ def find_keys(
     return len(hashes)
 
 
-@jit(
-    "int64(const int32[::1], int64, int64, const int16[::1], int16[::1], int32[:,::1], int64[::1],"
-    " const uint8[::1], int16[::1])"
-)
 def assign_keys(
     keys: Array, old: int, limit: int, route: Array, owner: Array, counters: Array, credit: Array,
     ready: Array, out: Array,
@@ -114,7 +104,6 @@ def assign_keys(
     return granted
 
 
-@jit("boolean(const int32[::1], const uint8[::1], int64, int32[:,::1])")
 def move_keys(keys: Array, old: Array, new: int, counters: Array) -> bool:
     """Count records that changed their state; True when a waiting record may go on now."""
     freed = False
@@ -131,10 +120,6 @@ def move_keys(keys: Array, old: Array, new: int, counters: Array) -> bool:
     return freed
 
 
-@jit(
-    "boolean(const int64[:,::1], int64, int64, int64, uint8[::1], const int16[::1], const int32[::1],"
-    " int32[:,::1], int64[::1])"
-)
 def ack_ranges(
     ranges: Array, low: int, high: int, seat: int, state: Array, owner: Array, key: Array, counters: Array,
     tally: Array,
@@ -165,3 +150,20 @@ def ack_ranges(
                     if count[was] == 0 and count[_HELD] + count[_READY] > 0:
                         tally[states + 1] += 1
     return True
+
+
+SIGNATURES: Final = {
+    find_keys: (
+        "int64(const uint64[::1], int64, uint64[::1], uint8[::1], int16[::1], int64,"
+        " const uint64[::1], const int16[::1], boolean, int32[::1], int64[::1])"
+    ),
+    assign_keys: (
+        "int64(const int32[::1], int64, int64, const int16[::1], int16[::1], int32[:,::1], int64[::1],"
+        " const uint8[::1], int16[::1])"
+    ),
+    move_keys: "boolean(const int32[::1], const uint8[::1], int64, int32[:,::1])",
+    ack_ranges: (
+        "boolean(const int64[:,::1], int64, int64, int64, uint8[::1], const int16[::1], const int32[::1],"
+        " int32[:,::1], int64[::1])"
+    ),
+}

@@ -1,9 +1,8 @@
 """Write the table of docs/performance.md from perf/history.
 
-    python -m perf.report               write
-    python -m perf.report --check       say whether it is up to date, and change nothing
-    python -m perf.report --keep 3      and leave the newest three lines of each variant in perf/history
-    python -m perf.report --plot FILE   draw the history of ratios (needs matplotlib)
+    python -m perf.report             write
+    python -m perf.report --check     say whether it is up to date, and change nothing
+    python -m perf.report --keep 3    and leave the newest three lines of each variant in perf/history
 
 The same history gives the same bytes.  A line that cannot be trusted is an error with its file and number;
 one with a ``kind`` is of another tool and left alone.  Exit code: 0; 1 with --check when something is not up
@@ -16,11 +15,11 @@ import argparse
 import math
 import sys
 import textwrap
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ HEAD = (
 )
 LEVELS = ("memory", "written", "fsync", "quorum")
 WIDTH = 119
-PLOT_COLUMNS = 3
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -58,7 +56,7 @@ class Machine(msgspec.Struct, frozen=True):
         return f"{self.cpu}, {self.cores} cores, {round(self.memory_gib)} GiB, {self.filesystem}"
 
     def like(self, other: Machine) -> bool:
-        """Whether ratios of both may stand in one plot; kernels and versions may differ.
+        """Whether ratios of both may stand in one table; kernels and versions may differ.
 
         What is left of the memory depends on the kernel a little.
         """
@@ -176,14 +174,6 @@ class Variant:
         return title_of(self.workload) + (f", {self.varied}" if self.varied else "")
 
 
-@dataclass(frozen=True)
-class Series:
-    """All runs of a variant on one machine, the latest last."""
-
-    variant: Variant
-    lines: tuple[Line, ...]
-
-
 def variant_of(line: Line) -> Variant:
     detail, words = BY_NAME[line.workload].varied if line.workload in BY_NAME else ("", "")
     number = line.details.get(detail)
@@ -193,23 +183,18 @@ def variant_of(line: Line) -> Variant:
     return Variant(line.workload, line.size, line.durability, line.workers, number, varied)
 
 
-def by_machine(lines: Iterable[Line]) -> dict[str, list[Series]]:
-    """Series by machine; the machine that was measured last comes first.  Lines come in order of time."""
+def by_machine(lines: Iterable[Line]) -> dict[str, dict[Variant, Line]]:
+    """The newest line of each variant by machine, the one measured last first.  Lines come in order of time."""
     known: list[Machine] = []
-    machines: dict[str, dict[Variant, list[Line]]] = {}
+    machines: dict[str, dict[Variant, Line]] = {}
     for line in lines:
         machine = next((one for one in known if one.like(line.machine)), line.machine)
         if machine is line.machine:
             known.append(machine)
-        variants = machines.pop(machine.hardware, defaultdict(list))
-        variants[variant_of(line)].append(line)
-        machines[machine.hardware] = variants
+        machines[machine.hardware] = {**machines.pop(machine.hardware, {}), variant_of(line): line}
     return {
-        hardware: sorted(
-            (Series(variant, tuple(found)) for variant, found in variants.items()),
-            key=lambda series: series.variant.order,
-        )
-        for hardware, variants in reversed(machines.items())
+        hardware: dict(sorted(newest.items(), key=lambda one: one[0].order))
+        for hardware, newest in reversed(machines.items())
     }
 
 
@@ -219,16 +204,16 @@ def make(lines: list[Line], document: str) -> str:
     if document.count(BEGIN) != 1 or document.count(END) != 1 or end < begin:
         raise MarkersMissing(f"has not exactly one line {BEGIN!r} and one {END!r} behind it")
     text: list[str] = []
-    for hardware, series in by_machine(lines).items():
-        about = textwrap.wrap(f"{hardware}: {_about(series)}", WIDTH)
-        text += ["", *about, "", *HEAD, *(_row(one.variant, one.lines[-1]) for one in series)]
+    for hardware, newest in by_machine(lines).items():
+        about = textwrap.wrap(f"{hardware}: {_about(newest.values())}", WIDTH)
+        text += ["", *about, "", *HEAD, *starmap(_row, newest.items())]
     content = "\n".join(["", *(text or ["", NOTHING]), ""])
     return document[: begin + len(BEGIN)] + content + document[end:]
 
 
-def _about(series: list[Series]) -> str:
-    newest = max((line for one in series for line in one.lines), key=lambda line: line.time)
-    judged = [one.lines[-1] for one in series if one.lines[-1].target]
+def _about(lines: Collection[Line]) -> str:
+    newest = max(lines, key=lambda line: line.time)
+    judged = [line for line in lines if line.target]
     software = {"Linux": newest.machine.kernel, "Python": newest.machine.python}
     told = "".join(f", {name} {value}" for name, value in software.items() if value)
     missed = sum(not line.met for line in judged)
@@ -263,38 +248,6 @@ def size(octets: int) -> str:
     return f"{octets // 1024} KiB" if octets >= 1024 and octets % 1024 == 0 else f"{octets} B"
 
 
-def draw(series: Iterable[Series], path: Path) -> int:
-    """Draw a panel for each variant of one machine, a line for each number of workers; return the panels.
-
-    Runs stand side by side in the order of time.  A filled dot met its target (or has none), an empty one
-    missed it.  The scale is logarithmic: half and twice as much are equally far from the line at 1.  Raises
-    ImportError without matplotlib.
-    """
-    from matplotlib.figure import Figure
-
-    def panel_of(one: Series) -> tuple[object, ...]:
-        return one.variant.title, one.variant.size, one.variant.durability
-
-    panels = [list(some) for _, some in groupby(series, key=panel_of)]
-    rows = -(-len(panels) // PLOT_COLUMNS)
-    figure = Figure(figsize=(4.5 * PLOT_COLUMNS, 2.6 * rows), layout="constrained")
-    for number, panel in enumerate(panels, 1):
-        variant = panel[0].variant
-        axes = figure.add_subplot(rows, PLOT_COLUMNS, number, yscale="log")
-        axes.set_title(f"{variant.title}\n{size(variant.size)}, {variant.durability}", fontsize=7)
-        axes.axhline(1.0, color="grey", linestyle="dashed", linewidth=0.8)
-        axes.set_xticks([])
-        for one in panel:
-            ratios = [line.ratio for line in one.lines]
-            (drawn,) = axes.plot(ratios, label=f"{one.variant.workers} workers", linewidth=0.8)
-            missed = [place for place, line in enumerate(one.lines) if line.target and not line.met]
-            axes.plot(ratios, "o", color=drawn.get_color(), markersize=4)
-            axes.plot(missed, [ratios[place] for place in missed], "o", color="white", markersize=2)
-        axes.legend(fontsize=6)
-    figure.savefig(path)
-    return len(panels)
-
-
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m perf.report",
@@ -304,9 +257,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="compare, and change nothing")
     parser.add_argument(
         "--keep", type=int, default=0, metavar="N", help="lines of each variant in the history"
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the newest machine's ratios into FILE"
     )
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     return parser.parse_args(words)
@@ -334,12 +284,6 @@ def main(words: list[str] | None = None) -> int:
         if outdated := document.read_text() != made:
             complain("docs/performance.md is not up to date; run python -m perf.report")
         return OUTDATED if outdated else 0
-    if given.plot:
-        try:
-            draw(next(iter(by_machine(history.lines).values()), []), given.plot)
-        except ImportError:
-            complain("SKIPPED the plot: matplotlib is not installed: pip install 'danube-broker[perf]'")
-        return 0
     document.write_text(made)
     if given.keep:
         trim(folder, given.keep, variant_of)

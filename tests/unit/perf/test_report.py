@@ -17,7 +17,6 @@ from perf.report import (
     Line,
     MarkersMissing,
     by_machine,
-    draw,
     make,
     number,
     read_history,
@@ -94,20 +93,6 @@ def test_the_latest_run_is_in_the_table(root: Path) -> None:
     ]
 
 
-def test_a_plot_has_a_panel_for_each_variant_and_workers_share_it(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    add(root, at(1), at(2, met=True), at(3, workers=2), at(3, size=1024))
-    try:
-        assert draw(next(iter(by_machine(lines_of(root)).values())), root / "plot.svg") == 2
-    except ImportError:
-        assert report(root, "--plot", str(root / "plot.svg")) == 0
-        assert capsys.readouterr().err.startswith("SKIPPED the plot: matplotlib is not installed")
-        assert not (root / "plot.svg").exists()
-    else:
-        assert (root / "plot.svg").read_text().count("publish") >= 2
-
-
 def test_the_history_is_trimmed_to_the_newest_lines_of_each_variant(root: Path) -> None:
     add(root, at(1), at(2), {"kind": "peers"}, at(1, workers=2), file="2026-10.jsonl")
     add(root, at(3), at(4), at(3, machine={**MACHINE, "cpu": "B CPU"}))
@@ -132,9 +117,9 @@ def test_machines_do_not_meet_and_the_last_one_comes_first(root: Path) -> None:
     upgraded = {**MACHINE, "memory_gib": 23.4, "kernel": "7.0", "python": "3.12"}
     add(root, at(2, machine=other), at(1), at(3, machine=upgraded))
     machines = by_machine(lines_of(root))
-    assert [(hardware, len(series[0].lines)) for hardware, series in machines.items()] == [
-        ("A CPU, 2 cores, 24 GiB, ext4", 2),
-        ("B CPU, 2 cores, 8 GiB, ext4", 1),
+    assert [(name, [line.time.day for line in newest.values()]) for name, newest in machines.items()] == [
+        ("A CPU, 2 cores, 24 GiB, ext4", [3]),
+        ("B CPU, 2 cores, 8 GiB, ext4", [2]),
     ]
     assert report(root) == 0
     text = document(root)
@@ -152,8 +137,9 @@ def test_variants_are_apart_and_in_order(root: Path) -> None:
         at(1, size=65_536),
         at(1),
     )
-    ((_, series),) = by_machine(lines_of(root)).items()
-    assert [(one.variant.workload, one.variant.size, one.variant.workers) for one in series] == [
+    ((_, newest),) = by_machine(lines_of(root)).items()
+    variants = list(newest)
+    assert [(one.workload, one.size, one.workers) for one in variants] == [
         ("publish", 100, 1),
         ("publish", 100, 2),
         ("publish", 65_536, 1),
@@ -161,8 +147,8 @@ def test_variants_are_apart_and_in_order(root: Path) -> None:
         ("e2e-memory", 100, 1),
         ("e2e-memory", 100, 1),
     ]
-    assert [one.variant.varied for one in series[-2:]] == ["1 consumer", "4 consumers"]
-    assert series[3].variant.durability == "fsync"
+    assert [one.varied for one in variants[-2:]] == ["1 consumer", "4 consumers"]
+    assert variants[3].durability == "fsync"
 
 
 def test_an_unknown_workload_is_shown_under_its_own_name(root: Path) -> None:

@@ -184,7 +184,7 @@ def variant_of(line: Line) -> Variant:
 
 
 def by_machine(lines: Iterable[Line]) -> dict[str, dict[Variant, Line]]:
-    """The newest line of each variant by machine, the one measured last first.  Lines come in order of time."""
+    """The newest line of each variant by machine, the machine measured last first.  Lines come by time."""
     known: list[Machine] = []
     machines: dict[str, dict[Variant, Line]] = {}
     for line in lines:

@@ -72,8 +72,6 @@ ROWS: tuple[Row, ...] = (
     Row("tier-read", TIERS, "perf.tiers:read", "catch-up read (floor: ranged GETs)", settings=_KIB),
     Row("tier-first", TIERS, "perf.tiers:first", "first record of a cold read (floor: two round trips)",
         ({}, {"count": 20}), _KIB, ("added_ms", "ms more a request")),
-    Row("tier-plan", TIERS, "perf.tiers:plan_reads", "planning over many segments (floor: copying)",
-        settings=_KIB),
     Row("tier-cold-readers", TIERS, "perf.tiers:cold_readers",
         "p99 beside many readers of history (floor: without)", settings=_KIB),
     Row("meta-sequential", METADATA, "perf.metadata:sequential",

@@ -12,16 +12,12 @@ import shutil
 import statistics
 import tempfile
 import time
-import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from danube import sync
 from danube.wal.segments.segment import base_offset_of
-from danube.wal.tier.manifest import SEGMENT_ENTRY, Manifest, SegmentEntry
 from perf.turns import GIB, Bench, Plan, Skipped, per_second, seconds
 from tests.broker_process import BrokerProcess, wait_until
 from tests.child_process import Child
@@ -36,9 +32,6 @@ PACED_S = 10.0
 COLD_READERS, COLD_CONNECTIONS = 500, 10
 COLD_STORE_BYTES_S = 2e6  # of each connection
 HOT_S, HOT_INTERVAL_NS, HOT_BATCH = 10.0, 2_500_000, 10
-PLAN_RECORDS = 1_000  # of each segment
-PLAN_ENTRIES = 100_000
-PLAN_MS_MAX, PLAN_MIB_MAX = 1_000.0, 200.0
 PARALLEL = 4
 PART_BYTES = 16 * MIB
 SEGMENT_BYTES = {
@@ -384,61 +377,6 @@ def cold_offset(key: str) -> int:
     """An offset in the middle of an object, from its name."""
     base, end, _ = key.rsplit("/", 1)[1].split("-")
     return (int(base) + int(end)) // 2
-
-
-def manifest_of(count: int) -> Manifest:
-    """A manifest of ``count`` contiguous segments of a thousand records each."""
-    entries = np.zeros(count, SEGMENT_ENTRY)
-    base = np.arange(count, dtype=np.uint64) * np.uint64(PLAN_RECORDS)
-    entries["base_offset"], entries["end_offset"] = base, base + np.uint64(PLAN_RECORDS)
-    entries["record_count"], entries["batch_count"] = PLAN_RECORDS, 10
-    entries["size_bytes"], entries["data_end"] = 1_000_000, 990_000
-    entries["first_append_us"] = np.arange(count) * 1_000
-    entries["last_append_us"] = entries["first_append_us"] + 999
-    return Manifest("/default/perf", 1, 0, 1, 1, 0, entries)
-
-
-def planned(data: bytes, count: int) -> list[SegmentEntry]:
-    """Decode a manifest and plan a read of its second quarter."""
-    manifest, end = Manifest.decode(data), count * PLAN_RECORDS
-    return [manifest.entry(index) for index in manifest.plan(end // 4, end // 2)]
-
-
-def plan_memory_mib(data: bytes, count: int) -> float:
-    """The most memory that decoding and planning take above what was there before."""
-    tracemalloc.start()  # it would more than double the times
-    planned(data, count)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return round(most / MIB, 1)
-
-
-def plan_reads(bench: Bench) -> Plan:
-    """Decoding a manifest of 100,000 segments and planning a read, in ms; the floor copies its bytes."""
-    entries = max(100, int(PLAN_ENTRIES * bench.settings.scale))
-    data = manifest_of(entries).encode()
-    details: dict[str, Any] = {"entries": entries, "bytes": len(data)}
-
-    def floor() -> float:
-        started = time.perf_counter()
-        bytearray(data)
-        return max(0.001, (time.perf_counter() - started) * 1e3)
-
-    def danube() -> dict[str, Any]:
-        started = time.process_time()
-        planned(data, entries)
-        spent_ms = (time.process_time() - started) * 1e3
-        return {"value": spent_ms, "memory_mib": plan_memory_mib(data, entries)}
-
-    return Plan(
-        floor=floor,
-        danube=danube,
-        unit="ms",
-        danube_max=PLAN_MS_MAX,
-        target="< 1 s and < 200 MB",
-        details=details,
-        also=lambda: details["memory_mib"] <= PLAN_MIB_MAX,
-    )
 
 
 def cold_readers(bench: Bench) -> Plan:

@@ -54,7 +54,7 @@ def test_bench_asks_for_every_row_with_arguments_that_are_understood(tmp_path: P
         assert arguments.rounds == (9 if near_its_target else 3) and arguments.scale == 1.0
         assert settings.size == (arguments.size or BY_NAME[arguments.compare].settings.get("size", 100))
     assert {arguments.compare for arguments in asked} == {row.name for row in ROWS if row.group != SPARK}
-    assert len(asked) == 50, "one comparison for each variant"
+    assert len(asked) == 49, "one comparison for each variant"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -66,9 +66,9 @@ def test_a_row_names_a_function_that_is_there(row: Row) -> None:
 
 def test_a_quick_bench_writes_no_history() -> None:
     assert all(arguments.append is None for arguments in comparisons("--quick"))
-    found = comparisons("--quick", "grpc-latency", "tier-plan", "remote", "spark-read")
+    found = comparisons("--quick", "grpc-latency", "tier-read", "remote", "spark-read")
     names = [arguments.compare for arguments in found]
-    assert sorted(names) == ["grpc-latency", "remote", "spark-read", "tier-plan"]
+    assert sorted(names) == ["grpc-latency", "remote", "spark-read", "tier-read"]
     assert all((arguments.rounds, arguments.scale) == (1, 0.05) for arguments in found)
 
 

@@ -13,10 +13,10 @@ import pytest
 from perf import bench as command
 from perf import tiers
 from perf.rows import ROWS, TIERS
-from perf.turns import Bench, Plan, Settings, compare, plan_of
+from perf.turns import Bench, Plan, Settings, plan_of
 from tests.s3_server import NoServer, S3Server
 
-OF_THE_STORE = [row.name for row in ROWS if row.group == TIERS and row.name != "tier-plan"]
+OF_THE_STORE = [row.name for row in ROWS if row.group == TIERS]
 
 
 @pytest.mark.e2e
@@ -54,12 +54,6 @@ def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
         process.kill()
 
 
-def test_planning_over_many_segments_is_bounded(tmp_path: Path) -> None:
-    found = compare("tier-plan", Settings(directory=tmp_path, scale=0.01, rounds=0))
-    assert found["met"] and found["details"]["entries"] == 1_000
-    assert found["details"]["memory_mib"] < 10
-
-
 def test_a_plan_can_ask_for_more_than_a_ratio() -> None:
     def plan(**more: Any) -> Plan:
         return Plan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
@@ -84,8 +78,3 @@ def test_a_missing_server_is_a_visible_skip(
     monkeypatch.setattr(tiers, "find", none)
     assert command.main(["--compare", "tier-read", "--scale", "0"]) == 0
     assert capsys.readouterr().out == "SKIPPED tier-read: no S3 server: none here\n"
-
-
-def test_a_plan_reads_the_second_quarter() -> None:
-    found = tiers.planned(tiers.manifest_of(8).encode(), 8)
-    assert [entry.base_offset for entry in found] == [2_000, 3_000]

@@ -146,9 +146,9 @@ def receive(bench: Bench) -> Plan:
 
     def danube() -> float:
         opened = [door.opened("consumer") for _ in range(door.settings.workers)]
-        for options in opened:
-            bench.run("publish", {**options, "batch": 128, "batch_count": -(-count // 128), "warm_count": 0})
         whole = -(-count // 128) * 128
+        for options in opened:
+            bench.run("publish", {**options, "batch": 128, "record_count": whole})
         with ThreadPoolExecutor(len(opened)) as pool:
             found = list(pool.map(lambda options: consumed(door, options, whole), opened))
         return rate_of(found, whole)

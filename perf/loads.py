@@ -1,32 +1,33 @@
-"""What the native clients of a benchmark do, each in a process of its own (see perf/child.py)."""
+"""What the native clients of a benchmark do, each in a process of its own (see perf/child.py).
+
+Most are the roles of a comparison, played by Danube's own client; the others only Danube has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import danube
 from danube.core.placement.workers import owner_of
-from danube.errors import Conflict, Overloaded
-from perf.child import Options, Pace, Window, go, payloads_of, percentiles, serve, timed_us
-from tests.child_process import told
+from danube.errors import Conflict
+from perf.child import Options, Pace, Window, go, payloads_of, percentiles, serve
+from perf.compare.clients import roles
+from perf.compare.clients.danube_native import Batches, OneByOne
 
-IN_FLIGHT = 8  # send_many calls that run side by side
 STAMP = struct.Struct("<Q")
+WARM = 50  # stamped records that are not counted
 
 
 async def make_topic(client: Any, options: Options) -> None:
     """Create the topic unless another load of this run was first."""
     try:
         await client.admin.create_topic(
-            options["topic"],
-            partitions=options.get("partitions", 0),
-            reliable=options["durability"] != "memory",
-            durability=options["durability"],
+            options["topic"], reliable=options["durability"] != "memory", durability=options["durability"]
         )
     except Conflict:
         pass
@@ -42,43 +43,12 @@ async def delete_topics(options: Options) -> Options:
 
 
 def open_producer(client: Any, options: Options, name: str = "bench") -> Any:
-    return client.producer(
-        options["topic"],
-        name=name,
-        reliable=options["durability"] != "memory",
-        durability=options["durability"],
-        partitions=options.get("partitions", 0),
-    )
-
-
-async def send_all(producer: Any, payloads: list[bytes], batch_count: int) -> None:
-    """Send ``payloads`` again and again, a bounded number of calls side by side."""
-    window = Window(IN_FLIGHT)
-    for _ in range(batch_count):
-        await window.add(producer.send_many(payloads))
-    await window.end()
+    level = options["durability"]
+    return client.producer(options["topic"], name=name, reliable=level != "memory", durability=level)
 
 
 def moments(started: int, records: int, ended: int = 0) -> Options:
     return {"started_ns": started, "ended_ns": ended or time.monotonic_ns(), "records": records}
-
-
-@asynccontextmanager
-async def placed_client(options: Options) -> AsyncIterator[Any]:
-    """A client, which the broker lets the owner of its topic hold; with ``remote`` another worker does.
-
-    That one owns what the client opens first, and the broker moves a connection no more from then on.
-    """
-    async with danube.connect(options["url"]) as client:
-        if not options.get("remote"):
-            yield client
-            return
-        held = await topic_elsewhere(client, options)
-        async with open_producer(client, held):
-            yield client
-        await client.admin.delete_topic(held["topic"])
-        if not any(worker["forwarded_in"] for worker in (await client.admin.status())["workers"]):
-            raise SystemExit("nothing crossed from worker to worker")
 
 
 async def topic_elsewhere(client: Any, options: Options) -> Options:
@@ -99,125 +69,48 @@ async def owner_in(client: Any, topic: str, workers: int) -> int:
     return owner_of((await client.admin.describe_topic(topic)).topic.topic_id, 0, workers)
 
 
-async def publish(options: Options) -> Options:
-    """Send ``batch_count`` batches through ``send_many`` and wait for all acknowledgements."""
-    payloads = payloads_of(options["size"], options["batch"])
-    async with placed_client(options) as client, open_producer(client, options) as producer:
-        await send_all(producer, payloads, options.get("warm_count", 4))
-        await go()
-        started = time.monotonic_ns()
-        await send_all(producer, payloads, options["batch_count"])
-        return moments(started, options["batch"] * options["batch_count"])
+class Remote(Batches):
+    """A client that another worker holds than the one of its topic.
+
+    That one owns what the client opens first, and the broker moves a connection no more from then on.
+    """
+
+    async def open(self) -> None:
+        await super().open()
+        self.held = await topic_elsewhere(self.client, self.options)
+        self.holder = await open_producer(self.client, self.held).__aenter__()
+
+    async def close(self) -> None:
+        await self.holder.__aexit__(None, None, None)
+        await self.client.admin.delete_topic(self.held["topic"])
+        crossed = any(worker["forwarded_in"] for worker in (await self.client.admin.status())["workers"])
+        await super().close()
+        if not crossed:
+            raise SystemExit("nothing crossed from worker to worker")
 
 
-async def nowait(options: Options) -> Options:
-    """One ``send_nowait`` a record; the client coalesces.  Ends when all are acknowledged."""
-    payloads, rounds = payloads_of(options["size"], 1_000), options["record_count"] // 1_000
-    async with danube.connect(options["url"]) as client, open_producer(client, options) as producer:
-        await producer.send(payloads[0])
-        await go()
-        started = time.monotonic_ns()
-        for _ in range(rounds):
-            for payload in payloads:
-                try:
-                    producer.send_nowait(payload)
-                except Overloaded:
-                    await producer.ready()
-                    producer.send_nowait(payload)
-            await asyncio.sleep(0)
-        await producer.flush()
-        return moments(started, rounds * 1_000)
-
-
-async def read_batches(options: Options) -> Options:
-    """Read payloads through ``batches()`` until ``record_count`` records came or the parent says stop."""
-    wanted, records, first, last = options.get("record_count", 0), 0, 0, 0
-    async with opened_consumer(options) as consumer:
-        print("ready", flush=True)
-        stopped = asyncio.ensure_future(told().wait())
-        batches = consumer.batches(max_records=options.get("max_records", 65_536), max_wait=0.05)
-        while not (wanted and records >= wanted):
-            reader = asyncio.ensure_future(anext(batches))
-            await asyncio.wait([reader, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():
-                reader.cancel()
-                break
-            batch = reader.result()
-            last = time.monotonic_ns()
-            first = first or last
-            records += len(batch.payloads)
-            await batch.ack()
-        stopped.cancel()
-    return moments(first, records, last)
-
-
-async def replay(options: Options) -> Options:
-    """Read a stored log's payloads from its start through ``batches()``, acknowledging each batch."""
-    records = 0
-    async with danube.connect(options["url"]) as client:
-        await client.admin.describe_topic(options["topic"])
-        await go()
-        started = time.monotonic_ns()
-        async with open_consumer(client, options) as consumer:
-            async for batch in consumer.batches(
-                max_records=options.get("max_records", 65_536), max_wait=0.05
-            ):
-                records += len(batch.payloads)
-                await batch.ack()
-                if records >= options["record_count"]:
-                    break
-            return moments(started, records)
-
-
-async def consume(options: Options) -> Options:
-    """``async for message`` with one acknowledgement a message."""
-    records = 0
-    async with danube.connect(options["url"]) as client:
-        await go()
-        started = time.monotonic_ns()
-        async with open_consumer(client, options) as consumer:
-            async for message in consumer:
-                await message.ack()
-                records += 1
-                if records >= options["record_count"]:
-                    break
-            return moments(started, records)
-
-
-async def ack_latency(options: Options) -> Options:
-    """Microseconds from ``send`` to its acknowledgement, at ``rate`` sends a second (0: back to back)."""
-    payload = payloads_of(options["size"], 1)[0]
-    connected = danube.connect(options["url"])
-    async with connected as client, open_producer(client, options) as producer:
-        for _ in range(50):
-            await producer.send(payload)
-        await go()
-        count = options["record_count"]
-        return percentiles(await timed_us(count, lambda: producer.send(payload), options["rate"]))
-
-
-async def stamped(options: Options) -> Options:
+async def stamped(peer: Any, options: Options) -> Options:
     """Send records that carry the moment of their sending, ``rate`` a second."""
-    async with danube.connect(options["url"]) as client, open_producer(client, options) as producer:
-        await go()
-        pace = Pace(options["rate"])
-        for _ in range(options["record_count"]):
-            await pace.wait()
-            await producer.send(STAMP.pack(time.monotonic_ns()).ljust(options["size"], b"x"))
+    await go()
+    pace = Pace(options["rate"])
+    for _ in range(options["record_count"]):
+        await pace.wait()
+        await peer.send(STAMP.pack(time.monotonic_ns()).ljust(options["size"], b"x"))
     return {}
 
 
-async def latency(options: Options) -> Options:
+async def latency(peer: Any, options: Options) -> Options:
     """Microseconds from sending a stamped record to having it in the consumer's hands."""
     times: list[float] = []
-    async with opened_consumer(options) as consumer:
-        print("ready", flush=True)
-        async for message in consumer:
-            times.append((time.monotonic_ns() - STAMP.unpack_from(message.payload)[0]) / 1000)
-            await message.ack()
-            if len(times) >= options["record_count"]:
-                break
-    return percentiles(times[50:])
+    await peer.create()
+    await peer.subscribe("bench")
+    print("ready", flush=True)
+    async for message in peer.consumer:
+        times.append((time.monotonic_ns() - STAMP.unpack_from(message.payload)[0]) / 1000)
+        await message.ack()
+        if len(times) >= options["record_count"]:
+            break
+    return percentiles(times[WARM:])
 
 
 async def many_topics(options: Options) -> Options:
@@ -240,7 +133,7 @@ async def many_topics(options: Options) -> Options:
         return moments(started, options["batch"] * options["batch_count"])
 
 
-async def many_consumers(options: Options) -> Options:
+async def many_consumers(peer: Any, options: Options) -> Options:
     """One shared subscription with ``consumer_count`` consumers that take ``record_count`` records."""
     records, ended = 0, 0
     done = asyncio.Event()
@@ -254,18 +147,20 @@ async def many_consumers(options: Options) -> Options:
             if records >= options["record_count"]:
                 done.set()
 
-    async with danube.connect(options["url"]) as client, AsyncExitStack() as stack:
-        await make_topic(client, options)
+    await peer.create()
+    async with AsyncExitStack() as stack:
         consumers = [
-            await stack.enter_async_context(open_consumer(client, options, f"consumer-{number}"))
+            await stack.enter_async_context(
+                peer.client.consumer(
+                    peer.topic, "bench", "shared", name=f"consumer-{number}", start="earliest"
+                )
+            )
             for number in range(options["consumer_count"])
         ]
         tasks = [asyncio.ensure_future(take(consumer)) for consumer in consumers]
-        payloads = payloads_of(options["size"], options["batch"])
-        async with open_producer(client, options) as producer:
-            await go()
-            started = time.monotonic_ns()
-            await send_all(producer, payloads, options["record_count"] // options["batch"])
+        await go()
+        started = time.monotonic_ns()
+        await peer.publish(payloads_of(options["size"], options["batch"]), options["record_count"])
         await done.wait()
         for task in tasks:
             task.cancel()
@@ -273,33 +168,21 @@ async def many_consumers(options: Options) -> Options:
     return moments(started, records, ended)
 
 
-def open_consumer(client: Any, options: Options, name: str = "bench") -> Any:
-    return client.consumer(
-        options["topic"],
-        subscription=options.get("subscription", "bench"),
-        name=name,
-        mode=options.get("mode", "exclusive"),
-        start="earliest",
-    )
-
-
-@asynccontextmanager
-async def opened_consumer(options: Options) -> AsyncIterator[Any]:
-    """A consumer that may come before the producer."""
-    async with danube.connect(options["url"]) as client:
-        await make_topic(client, options)
-        async with open_consumer(client, options) as consumer:
-            yield consumer
-
-
-ROLES = {
-    role.__name__: role
-    for role in (
-        publish, nowait, read_batches, replay, consume, ack_latency, stamped, latency, many_topics,
-        many_consumers, delete_topics,
-    )
-}  # fmt: skip
+PLAYED: dict[str, tuple[Callable[[Options], Any], Callable[..., Any]]] = {
+    "create": (Batches, roles.create),
+    "publish": (Batches, roles.publish),
+    "publish_remote": (Remote, roles.publish),
+    "nowait": (OneByOne, roles.publish),
+    "ack_latency": (Batches, roles.ack_latency),
+    "read": (Batches, roles.read),
+    "replay": (Batches, roles.replay),
+    "consume": (OneByOne, roles.replay),
+    "stamped": (Batches, stamped),
+    "latency": (Batches, latency),
+    "many_consumers": (Batches, many_consumers),
+}
 
 if __name__ == "__main__":
     danube.load_kernels()  # as a program that sends millions would
-    serve(ROLES)
+    played = {name: roles.played(*parts) for name, parts in PLAYED.items()}
+    serve({**played, "many_topics": many_topics, "delete_topics": delete_topics})

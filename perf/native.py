@@ -42,7 +42,7 @@ def publish(bench: Bench) -> Plan:
     wanted = (f"ratio >= {ratio}" if ratio else "", f"{absolute:,}/s" if absolute else "")
     return Plan(
         floor=lambda: bench.floor_rate(count),
-        danube=lambda: per_second(bench.run("publish", bench.options(batch_count=count))),
+        danube=lambda: per_second(bench.run("publish", bench.options(**settings.sent(count)))),
         ratio_min=ratio,
         danube_min=absolute,
         target=" and ".join(filter(None, wanted)),
@@ -51,10 +51,8 @@ def publish(bench: Bench) -> Plan:
 
 def nowait(bench: Bench) -> Plan:
     """send_nowait one record at a time, against the pump with whole batches."""
-    count = bench.settings.records(1_000_000)
-    return at_least(
-        bench, lambda: per_second(bench.run("nowait", bench.options(record_count=count))), 400_000, 0.25
-    )
+    sent = {"record_count": bench.settings.records(1_000_000), "warm_count": 1}
+    return at_least(bench, lambda: per_second(bench.run("nowait", bench.options(**sent))), 400_000, 0.25)
 
 
 def consume(bench: Bench) -> Plan:
@@ -78,13 +76,14 @@ def e2e(bench: Bench) -> Plan:
 
 def end_to_end(bench: Bench, consumer_count: int, *, reliable: bool) -> dict[str, Any]:
     """One producer and ``consumer_count`` consumers with a subscription each; deliveries a second."""
-    options = bench.options(batch_count=bench.settings.batches(GIB))
-    record_count = (options["batch_count"] + 4) * bench.settings.batch_records  # with the producer's warm-up
+    options = bench.options(**bench.settings.sent(bench.settings.batches(GIB)))
+    record_count = options["record_count"] + options["warm_count"]
     wanted = record_count if reliable else 0
     readers = [
-        bench.load("read_batches", {**options, "subscription": f"bench-{number}", "record_count": wanted})
+        bench.load("read", {**options, "subscription": f"bench-{number}", "record_count": wanted})
         for number in range(consumer_count)
     ]
+    bench.ask("create", options)
     for reader in readers:
         reader.wait_ready()
     resident_before = resident_bytes(bench.broker)
@@ -96,7 +95,7 @@ def end_to_end(bench: Bench, consumer_count: int, *, reliable: bool) -> dict[str
     results = [reader.result() for reader in readers]
     delivered = sum(result["records"] for result in results)
     ended = max(sent["ended_ns"], *(result["ended_ns"] for result in results))
-    warm = 4 * bench.settings.batch_records * consumer_count
+    warm = options["warm_count"] * consumer_count
     return {
         "value": max(0, delivered - warm) / ((ended - sent["started_ns"]) / 1e9),
         "delivered": delivered,
@@ -188,7 +187,7 @@ def consumers(bench: Bench) -> Plan:
     more = {"record_count": max(batch, int(40_000 * batch * bench.settings.scale)), "batch": batch}
 
     def rate(consumer_count: int) -> float:
-        options = bench.options(consumer_count=consumer_count, mode="shared", **more)
+        options = bench.options(consumer_count=consumer_count, **more)
         return per_second(bench.run("many_consumers", options))
 
     return of_many(rate, "consumers", many)
@@ -196,14 +195,15 @@ def consumers(bench: Bench) -> Plan:
 
 def remote(bench: Bench) -> Plan:
     """A partition that another worker owns against one of the worker that holds the connection."""
-    count = bench.settings.batches(GIB // 2)
+    sent = bench.settings.sent(bench.settings.batches(GIB // 2))
 
-    def rate(elsewhere: bool) -> float:
-        return per_second(bench.run("publish", bench.options(batch_count=count, remote=elsewhere)))
+    def rate(load: str) -> float:
+        return per_second(bench.run(load, bench.options(**sent)))
 
     return Plan(
-        floor=lambda: rate(False), danube=lambda: rate(True), ratio_min=0.7, target="ratio >= 0.7 of local"
-    )
+        floor=lambda: rate("publish"), danube=lambda: rate("publish_remote"), ratio_min=0.7,
+        target="ratio >= 0.7 of local",
+    )  # fmt: skip
 
 
 def restart(bench: Bench) -> Plan:

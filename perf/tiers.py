@@ -300,7 +300,7 @@ def publish(bench: Bench) -> Plan:
 
 
 def full_speed(tier: TierBench, broker: BrokerProcess) -> float:
-    options = tier.options(broker, batch_count=tier.settings.batches(GIB))
+    options = tier.options(broker, **tier.settings.sent(tier.settings.batches(GIB)))
     rate = per_second(tier.bench.run("publish", options))
     tier.delete(broker, options["topic"])
     return rate

@@ -62,6 +62,10 @@ class Settings:
         """Number of batches that make ``total_bytes``, scaled."""
         return max(1, int(total_bytes * self.scale) // self.frame_bytes)
 
+    def sent(self, batch_count: int) -> dict[str, int]:
+        """What a producer sends: these batches, behind four that warm up."""
+        return {"record_count": batch_count * self.batch_records, "warm_count": 4 * self.batch_records}
+
     def records(self, count: int) -> int:
         """``count`` records, scaled, rounded up to whole thousands."""
         return max(1_000, int(count * self.scale) // 1_000 * 1_000)
@@ -152,13 +156,17 @@ class Bench:
     def end_turn(self) -> None:
         """Delete this turn's topics, so that their pages serve the next turn, as retention would."""
         if self._topics:
-            ending = self.load("delete_topics", {"url": self.broker.address, "topics": self._topics})
-            ending.wait_ready().go()
-            ending.result()
+            self.ask("delete_topics", {"url": self.broker.address, "topics": self._topics})
             self._topics = []
 
     def load(self, name: str, options: dict[str, Any]) -> Child:
         return Child("perf/loads.py", name, options)
+
+    def ask(self, name: str, options: dict[str, Any]) -> None:
+        """One load that is not measured."""
+        child = self.load(name, options).wait_ready()
+        child.go()
+        child.result()
 
     def run(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """One load from set-up to result."""
@@ -176,9 +184,9 @@ class Bench:
 
     def fill(self, options: dict[str, Any], total_bytes: int) -> int:
         """Publish until the topic holds about ``total_bytes``; returns the number of records."""
-        batch_count = self.settings.batches(total_bytes)
-        self.run("publish", {**options, "batch_count": batch_count, "warm_count": 0})
-        return batch_count * self.settings.batch_records
+        record_count = self.settings.batches(total_bytes) * self.settings.batch_records
+        self.run("publish", {**options, "record_count": record_count})
+        return record_count
 
     def floor_port(self, total_bytes: int) -> int:
         if not self._floor_port:

@@ -585,7 +585,7 @@ class RustLone:
         level = "non-reliable" if running.setting.level is Level.TAKEN else "reliable"
         words = (f"/default/{work.topic}", level, work.size, work.count, WARM)
         try:
-            command = [built(), str(running.address["url"]), *map(str, words)]
+            command = [built(), str(running.address["grpc"]), *map(str, words)]
         except Skipped as reason:
             raise Failed(str(reason)) from None
         finished, spent = spend(running, command)
@@ -602,7 +602,7 @@ def rust_launch(setting: Setting, directory: Path) -> Launch:
         *("--admin-addr", f"127.0.0.1:{admin}", "--raft-addr", f"127.0.0.1:{raft}"),
         *("--data-dir", str(directory / "data")),
     ]
-    return Launch(command=command, ports=[port], address={"url": f"http://127.0.0.1:{port}"})
+    return Launch(command=command, ports=[port], address={"grpc": f"http://127.0.0.1:{port}"})
 
 
 DANUBE_RUST = Peer(

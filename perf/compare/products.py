@@ -36,7 +36,8 @@ class Native(Scripted):
         return ""
 
     def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
-        options = self.options(running, work) | {"style": self.style, **more}
+        named = replace(work, topic=f"/default/{work.topic}")
+        options = self.options(running, named) | {"style": self.style, **more}
         return Child(self.script, role, options)
 
 
@@ -66,7 +67,7 @@ def bench(running: Running, work: Work) -> list[str]:
     batch = max(1, min(BATCH_BYTES // (work.size + 8), work.count))
     return [
         *(sys.executable, "-m", "danube", "bench", BENCH[work.workload], "--size", str(work.size)),
-        *("--service-addr", str(running.address["native"]), "--count", str(count), "-o", "json"),
+        *("--service-addr", str(running.address["url"]), "--count", str(count), "-o", "json"),
         *("--reliable" if durability != "memory" else "--non-reliable", "--durability", durability),
         *(["--rate", str(work.rate)] if work.workload == "latency" else ["--batch", str(batch)]),
     ]
@@ -133,7 +134,7 @@ class Danube:
         over_tcp = {"DANUBE_SERVER__LOCAL_SOCKET": "off"}  # as everybody else
         broker = BrokerProcess(directory / "data", workers=self.workers, environment=over_tcp).start()
         address: dict[str, object] = {
-            "url": f"http://{broker.grpc_address}", "native": broker.address,
+            "url": broker.address, "grpc": f"http://{broker.grpc_address}",
             "durability": DURABILITY[setting.level],
         }  # fmt: skip
         return Running(setting=setting, directory=directory, server=Tree(broker), address=address)

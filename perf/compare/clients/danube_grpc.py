@@ -30,7 +30,7 @@ class Official:
         self.consumer: Any = None
 
     async def open(self) -> None:
-        self.client = await DanubeClientBuilder().service_url(self.options["url"]).build()
+        self.client = await DanubeClientBuilder().service_url(self.options["grpc"]).build()
 
     async def close(self) -> None:
         for end in (self.consumer, self.producer):

@@ -20,13 +20,13 @@ class Batches:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
-        self.topic = f"/default/{options['topic']}"
-        self.batch = max(1, BATCH_BYTES // (options["size"] + 8))
+        self.topic = options["topic"]
+        self.batch = options.get("batch") or max(1, BATCH_BYTES // (options["size"] + 8))
         self.producer: Any = None
         self.consumer: Any = None
 
     async def open(self) -> None:
-        self.client = danube.connect(self.options["native"])
+        self.client = danube.connect(self.options["url"])
         await self.client.__aenter__()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a client of a comparison does, whichever product it speaks to; the twin of perf/loads.py.
+"""What a client of a comparison does, whichever product it speaks to; perf/loads.py plays the roles, too.
 
 A script of this folder brings a peer and calls :func:`main`; it runs in the Python of the peers' clients.
 A peer is one product's Python client, used as its documentation would for speed, made from the options
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from perf.child import Options, go, payloads_of, percentiles, serve, timed_us
+from perf.child import Options, Role, go, payloads_of, percentiles, serve, timed_us
 from tests.child_process import told
 
 WARM_SENDS = 50
@@ -50,8 +50,8 @@ async def fill(peer: Any, options: Options) -> Options:
 async def publish(peer: Any, options: Options) -> Options:
     """``record_count`` records, all acknowledged; ``warm_count`` before the clock runs."""
     payloads, count = payloads_of(options["size"], 1_000), options["record_count"]
-    if options["warm_count"]:
-        await peer.publish(payloads, options["warm_count"])
+    if warm_count := options.get("warm_count", 0):
+        await peer.publish(payloads, warm_count)
     await go()
     started = time.monotonic_ns()
     await peer.publish(payloads, count)
@@ -103,19 +103,21 @@ async def replay(peer: Any, options: Options) -> Options:
     return {"started_ns": started, "ended_ns": time.monotonic_ns(), "records": records}
 
 
+def played(make: Callable[[Options], Any], role: Callable[..., Any]) -> Role:
+    """A role with its peer, which is opened before and closed after it."""
+
+    async def play(options: Options) -> Any:
+        peer = make(options)
+        await peer.open()
+        try:
+            return await role(peer, options)
+        finally:
+            await peer.close()
+
+    return play
+
+
 def main(make: Callable[[Options], Any]) -> None:
     """What a script of this folder does."""
-
-    def played(role: Callable[..., Any]) -> Callable[[Options], Any]:
-        async def play(options: Options) -> Any:
-            peer = make(options)
-            await peer.open()
-            try:
-                return await role(peer, options)
-            finally:
-                await peer.close()
-
-        return play
-
     roles = (create, delete, register, fill, publish, ack_latency, read, replay)
-    serve({role.__name__: played(role) for role in roles})
+    serve({role.__name__: played(make, role) for role in roles})

@@ -103,8 +103,6 @@ def encode_frame(kind: str, **fields: Any) -> bytes:
 class FrameReader:
     """Frames out of a stream that arrives in any pieces; holds at most one unfinished frame."""
 
-    __slots__ = ("_pending",)
-
     def __init__(self) -> None:
         self._pending = bytearray()
 

@@ -27,8 +27,6 @@ RESERVE_BYTES: Final = 256 * KIB  # the part that a snapshot does not need has r
 class Reserve:
     """Disk space kept back for work that makes room on a full disk; none before ``keep``."""
 
-    __slots__ = ("_path", "_there")
-
     def __init__(self) -> None:
         self._path: Path | None = None
         self._there = False

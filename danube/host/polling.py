@@ -12,8 +12,6 @@ WRITABLE: Final = getattr(select, "POLLOUT", 4)
 class _Selecting:
     """``select.poll`` by ``select.select``: register and poll."""
 
-    __slots__ = ("_events",)
-
     def __init__(self) -> None:
         self._events: dict[int, int] = {}
 

@@ -180,8 +180,6 @@ class Suppressor:
     Sources beyond the bound share one bucket, so a flood from many addresses costs no memory.
     """
 
-    __slots__ = ("_forgotten_ns", "_interval_ns", "_seen", "_sources_max")
-
     def __init__(
         self, interval_ns: int = SUPPRESS_INTERVAL_NS, sources_max: int = SUPPRESSED_SOURCES_MAX
     ) -> None:
@@ -216,8 +214,6 @@ class Suppressor:
 
 class Events:
     """Diagnostics of one part of the program: an event in plain words, and facts by name."""
-
-    __slots__ = ("_logger", "_states", "_suppressor")
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -29,8 +29,6 @@ SLEEPING: Final = 0
 class Bell:
     """The bell of one worker; this worker arms and disarms it, all others ring it."""
 
-    __slots__ = ("_load", "_store", "descriptor")
-
     def __init__(self, words: Words, descriptor: int) -> None:
         self._load = words.load
         self._store = words.store

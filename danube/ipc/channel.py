@@ -62,11 +62,6 @@ class _Large:
 class _Peer:
     """Both rings to one other worker, and its state."""
 
-    __slots__ = (
-        "announced", "bell", "blocked_at", "damage", "incarnation", "incoming", "outgoing", "reader",
-        "resets", "room_again", "to_report", "worker", "writer",
-    )  # fmt: skip
-
     def __init__(self, region: Region, own: int, incarnation: int, worker: int) -> None:
         layout = region.layout
         self.worker = worker

@@ -90,8 +90,6 @@ if len(Counter) * 8 > COUNTER_BLOCK_BYTES:
 class Counters:
     """The block of one worker: ``words`` by Counter.  Only its single writer changes them."""
 
-    __slots__ = ("words",)
-
     def __init__(self, region: Region, worker: int) -> None:
         start = region.layout.counter_block_position(worker)
         self.words = region.memory[start : start + COUNTER_BLOCK_BYTES].cast("q")

@@ -52,8 +52,6 @@ def close_pairs(pairs: tuple[Pair, ...]) -> None:
 class Passage:
     """One worker's side of it."""
 
-    __slots__ = ("_own", "_towards")
-
     def __init__(self, worker: int, pairs: tuple[Pair, ...]) -> None:
         """Open the ends for the process of ``worker``; the receiving ends of others are closed."""
         self._own = pairs[worker][0]

@@ -34,8 +34,6 @@ _NEVER_OVERCOMMITS: Final = "2"  # vm.overcommit_memory
 class Region:
     """The mapped memory; forked workers inherit it and use their parts of it."""
 
-    __slots__ = ("_descriptor", "_map", "bells", "layout", "memory", "pairs")
-
     def __init__(
         self,
         layout: Layout,

@@ -64,11 +64,6 @@ if _SLOT.size != SLOT_HEADER_BYTES:
 class RingWriter:
     """The writing end.  ``destination`` is the reader's incarnation that records are meant for."""
 
-    __slots__ = (
-        "_capacity", "_claimed", "_head", "_load", "_mask", "_slots", "_store", "_tail",
-        "destination", "payload_bytes_max", "source",
-    )  # fmt: skip
-
     def __init__(self, words: Words, slots: memoryview, source: int, destination: int) -> None:
         self._load = words.load
         self._store = words.store
@@ -166,8 +161,6 @@ class RingWriter:
 
 class RingReader:
     """The reading end.  Records from drain() are views into the ring: use them before release()."""
-
-    __slots__ = ("_capacity", "_load", "_mask", "_position", "_released", "_slots", "_store", "stale_count")
 
     def __init__(self, words: Words, slots: memoryview) -> None:
         self._load = words.load

@@ -24,8 +24,6 @@ def producer_name(producer: int) -> str:
 class Arrivals:
     """Numbers of one producer that arrived through one subscription since the last report."""
 
-    __slots__ = ("again", "late", "numbers")
-
     def __init__(self) -> None:
         self.numbers = NumberSet()
         self.again = 0  # arrivals of numbers that are in this report already

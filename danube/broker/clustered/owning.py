@@ -46,8 +46,6 @@ class Submit(Protocol):
 class _Taking:
     """A partition whose next epoch is requested, and the callbacks that wait for it."""
 
-    __slots__ = ("asked", "deadline_ns", "thens", "try_ns")
-
     def __init__(self, deadline_ns: int) -> None:
         self.thens: list[Taken] = []
         self.deadline_ns = deadline_ns

@@ -32,8 +32,6 @@ _log = telemetry.events("broker.kernels")
 class KernelCompiler:
     """At most one process that compiles; and, in every process, the way to what it compiled."""
 
-    __slots__ = ("_began_ns", "_memory", "_taken", "pid")
-
     def __init__(self) -> None:
         self._memory = os.memfd_create("danube-kernels", os.MFD_CLOEXEC)
         self._taken = False  # by this process

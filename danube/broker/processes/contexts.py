@@ -69,8 +69,6 @@ class SupervisorSettings:
 class DrainSignal:
     """Tells one process to stop taking, finish and leave; its descriptor is for ``loop.add_reader``."""
 
-    __slots__ = ("_descriptor", "requested")
-
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.requested = False

@@ -23,8 +23,6 @@ class SharedLease:
     It counts a suspension, too: others do not wait for a host that sleeps.
     """
 
-    __slots__ = ("_memory", "_word")
-
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self._word = memoryview(self._memory).cast("q")

@@ -7,7 +7,7 @@
     METADATA         empty: read the metadata log again
 
 A frame is copied once into the ring; the owner writes it to the log from there, so a ring's space is released
-only after the turn's write.  A full ring makes the sending side stop reading that socket, or delivering to it.
+only after the turn's write.  A full ring makes the sending side stop reading that socket, or delivering.
 """
 
 from __future__ import annotations

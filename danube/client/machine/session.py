@@ -142,8 +142,6 @@ class Awaited(Protocol):
 class Handles:
     """Handle numbers, each given once, so that late frames cannot be mistaken."""
 
-    __slots__ = ("_numbers", "_of", "_owners", "owner")
-
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._owners: dict[int, Opened] = {}

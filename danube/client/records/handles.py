@@ -41,8 +41,6 @@ class OpenHandles(Generic[One]):
     Closed ones are dropped whenever the set has doubled, so the cost of adding one does not grow.
     """
 
-    __slots__ = ("_look_at", "_ones")
-
     def __init__(self) -> None:
         self._ones: list[One] = []
         self._look_at = _LOOK_AT

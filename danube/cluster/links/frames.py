@@ -113,8 +113,6 @@ def pack_greeting(greeting: Greeting) -> bytes:
 class GreetingReader:
     """Reads the greeting from the first bytes of a connection; keeps the bytes behind it."""
 
-    __slots__ = ("_pending",)
-
     def __init__(self) -> None:
         self._pending = bytearray()
 
@@ -151,8 +149,6 @@ def pack_frame(kind: Kind, body: bytes = b"", number: int = 0) -> bytes:
 
 class FrameReader:
     """Frames out of a stream that arrives in any pieces; holds at most one unfinished frame."""
-
-    __slots__ = ("_bytes_max", "_pending")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

@@ -126,8 +126,6 @@ _END: Final = 1 << 64
 class LockCount:
     """The number in the lock file at ``descriptor``, which belongs to the caller; raises OSError."""
 
-    __slots__ = ("_descriptor", "_memory", "words")
-
     def __init__(self, descriptor: int) -> None:
         if os.fstat(descriptor).st_size < _BYTES:
             os.ftruncate(descriptor, _BYTES)  # another process that does the same changes nothing

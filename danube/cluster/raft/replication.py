@@ -46,11 +46,6 @@ class Bounds(NamedTuple):
 class Progress:
     """One peer as its leader knows it."""
 
-    __slots__ = (
-        "acked_round", "in_flight", "large_end", "large_round", "match", "next", "part_round", "position",
-        "probing", "waiting",
-    )  # fmt: skip
-
     def __init__(self, next_index: int) -> None:
         self.next = next_index
         self.match = 0  # so far its log is durable and the leader's

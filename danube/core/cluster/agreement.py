@@ -18,8 +18,6 @@ from danube.limits import AGREED_ORIGINS_MAX
 class Agreement:
     """``index`` and ``term`` are of the last entry (0: there is no replicated log), ``now_us`` the time."""
 
-    __slots__ = ("_sequences", "index", "now_us", "term")
-
     def __init__(self) -> None:
         self.index = self.term = self.now_us = 0
         self._sequences: dict[str, int] = {}  # by origin, the one heard of longest ago first
@@ -95,8 +93,6 @@ class AgreedTime:
     The time continues from the agreed time with the monotonic clock.  So a jump of the wall clock neither
     ends nor prolongs a lease.  A change of leaders makes leases last longer, never shorter.
     """
-
-    __slots__ = ("_offset_us",)
 
     def __init__(self) -> None:
         self._offset_us: int | None = None

@@ -25,8 +25,6 @@ BROKER_ID_MAX: Final = (1 << 64) - 1
 class Brokers(Records[int, BrokerRecord]):
     """All known brokers by id, those that are not alive too."""
 
-    __slots__ = ()
-
     key_of = attrgetter("broker_id")
 
     def broker(self, broker_id: int) -> BrokerRecord:

@@ -52,8 +52,6 @@ def _sound(text: str) -> bool:
 class KeySpace(Records[str, KeyRecord]):
     """All keys and counters."""
 
-    __slots__ = ("_counters", "_keys_by_lease", "_sorted", "size_bytes")
-
     key_of = attrgetter("key")
 
     def __init__(self) -> None:

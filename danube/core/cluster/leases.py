@@ -21,8 +21,6 @@ LEASE_ID_MAX = (1 << 63) - 1
 class Leases(Records[int, Lease]):
     """All leases by id."""
 
-    __slots__ = ()
-
     key_of = attrgetter("lease_id")
 
     def lease(self, lease_id: int) -> Lease:

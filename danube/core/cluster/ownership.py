@@ -58,8 +58,6 @@ _place_of = attrgetter("topic_id", "partition")
 class Owners(Records[Place, Ownership]):
     """The ownership of every partition that ever had an owner, by topic id and partition."""
 
-    __slots__ = ()
-
     key_of = _place_of
 
     def of(self, topic_id: int, partition: int) -> Ownership:
@@ -170,8 +168,6 @@ RESERVED_END_MAX: Final = 1 << 62
 
 class Reservations(Records[Place, Reservation]):
     """The reservation of every partition that has one, by topic id and partition."""
-
-    __slots__ = ()
 
     key_of = _place_of
 

@@ -20,8 +20,6 @@ def no_room(what: str, limit: int, *, of: str = "", hint: str = "") -> LimitExce
 class Records(Generic[_Key, _Record]):
     """Records are shared between copies, as they never change."""
 
-    __slots__ = ("_by_key",)
-
     key_of: Callable[[Any], Any]  # a record's key
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Kernels of the key-shared window: find keys, give their records to seats, count them anew.
 
-One pass over plain arrays each, explained in :mod:`danube.core.dispatch.key_table`.  They are ordinary functions,
-which are called as they are while there is no machine code.  The constants are those of
+One pass over plain arrays each, explained in :mod:`danube.core.dispatch.key_table`.  They are ordinary
+functions, which are called as they are while there is no machine code.  The constants are those of
 :mod:`danube.core.dispatch.window`, spelled out because a kernel knows no imports of other modules.
 """
 

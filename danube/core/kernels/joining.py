@@ -1,6 +1,6 @@
 """Kernels that split the attributes of thousands of records into names and values.
 
-They read only inside ``data``: offsets were checked, and sizes that a producer wrote are before they are followed.
+They read only inside ``data``: offsets were checked, and so are sizes that a producer wrote.
 """
 
 from __future__ import annotations

@@ -228,8 +228,6 @@ class OutageGate:
     Without it every partition would knock on its own, and a broker with thousands of them would be a storm.
     """
 
-    __slots__ = ("_failures", "_open_us", "_probing", "_told_us")
-
     def __init__(self) -> None:
         self._failures = 0
         self._told_us = -RETRY_MAX_US

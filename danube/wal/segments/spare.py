@@ -119,19 +119,6 @@ class Spare:
     each write.
     """
 
-    __slots__ = (
-        "_asked_us",
-        "_early",
-        "_full",
-        "_in_steps",
-        "_job",
-        "_path",
-        "_possible",
-        "_size",
-        "due_position",
-        "quiet_below",
-    )
-
     def __init__(self, directory: Path, epoch: int, options: LogOptions) -> None:
         self._path = directory / spare_name(epoch)
         room = footer_room(options.segment_bytes // ENTRY_EVERY_BYTES + 1)

@@ -46,8 +46,6 @@ class SealedFile(NamedTuple):
 class LocalListing:
     """The segments of one directory; each file's footer is read once.  For one thread at a time."""
 
-    __slots__ = ("_directory", "_known")
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[str, tuple[int, LocalSegment]] = {}  # sealed ones, with their inode

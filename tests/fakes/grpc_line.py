@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from danube.cli.upstream.endpoint import Endpoint
-from danube.cli.upstream.grpc_channel import status_error
 from danube.errors import DanubeError
+from danube.load.links.grpc_client import status_error
 from danube.server.proto import DanubeApi_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.cluster_admin import ClusterAdmin

@@ -36,7 +36,7 @@ class Stream(Protocol):
 
 
 class Channel(Protocol):
-    """Calls to one address; :class:`danube.cli.upstream.grpc_channel.GrpcChannel`, or a fake in tests."""
+    """Calls to one address; :class:`danube.load.links.grpc_client.GrpcChannel`, or a fake in tests."""
 
     def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float | None) -> Reply: ...
     def stream(self, method: str, request: Any, reply: type[Any]) -> Stream: ...

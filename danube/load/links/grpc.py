@@ -36,23 +36,50 @@ _TYPES: Final = {
 }
 
 
-class GrpcSender:
-    """A producer of every partition, one record at a time."""
+class _User:
+    """A connection with numbered requests."""
 
-    pipelined = False
+    _what = "consumer"
 
-    def __init__(self, plan: Plan, collector: Collector, place: Place, name: str) -> None:
+    def __init__(self, plan: Plan, place: Place, name: str) -> None:
         self._plan = plan
-        self._collector = collector
         self._place = place
         self._name = name
         self._calls: GrpcCalls | None = None
-        self._ids: list[int] = []  # of the producer of each partition; empty until they are asked for
         self._requests = 0
-        self._place_by_key: dict[str, int] = {}
 
     def open(self) -> None:
         self._calls = GrpcCalls(self._plan.grpc_broker)
+
+    def _call(self, method: str, request: Any, reply: Any) -> Any:
+        if self._calls is None:
+            raise ClosedError(f"the {self._what} is closed")
+        return self._calls.call(method, request, reply, CALL_TIMEOUT_S)
+
+    def _next_request(self) -> int:
+        self._requests += 1
+        return self._requests
+
+    def close(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
+
+class GrpcSender(_User):
+    """A producer of every partition, one record at a time."""
+
+    pipelined = False
+    _what = "producer"
+
+    def __init__(self, plan: Plan, collector: Collector, place: Place, name: str) -> None:
+        super().__init__(plan, place, name)
+        self._collector = collector
+        self._ids: list[int] = []  # of the producer of each partition; empty until they are asked for
+        self._place_by_key: dict[str, int] = {}
+
+    def open(self) -> None:
+        super().open()
         self._create()
 
     def _create(self) -> None:
@@ -60,7 +87,7 @@ class GrpcSender:
         strategy = pb.Reliable if self._place.reliable else pb.NonReliable
         self._ids = [
             self._call(
-                "ProducerService/CreateProducer",
+                "/danube.ProducerService/CreateProducer",
                 pb.ProducerRequest(
                     request_id=self._next_request(),
                     producer_name=self._name,
@@ -72,15 +99,6 @@ class GrpcSender:
             ).producer_id
             for partition in self._place.partitions
         ]
-
-    def _call(self, method: str, request: Any, reply: Any) -> Any:
-        if self._calls is None:
-            raise ClosedError("the producer is closed")
-        return self._calls.call(method, request, reply, CALL_TIMEOUT_S)
-
-    def _next_request(self) -> int:
-        self._requests += 1
-        return self._requests
 
     def begin(self, payload: bytes, key: str) -> Callable[[], str]:
         return partial(self._send, payload, key)
@@ -122,12 +140,7 @@ class GrpcSender:
             producer_name=self._name,
             routing_key=key,
         )
-        self._call("ProducerService/SendMessage", message, pb.MessageResponse)
-
-    def close(self) -> None:
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.close()
+        self._call("/danube.ProducerService/SendMessage", message, pb.MessageResponse)
 
 
 class PartitionReader:
@@ -178,38 +191,25 @@ class PartitionReader:
         self._thread.join(CLOSE_TIMEOUT_S)
 
 
-class GrpcReceiver:
+class GrpcReceiver(_User):
     """A consumer at every partition; acknowledges each record with a call of its own, many at a time."""
 
     def __init__(
         self, plan: Plan, collector: Collector, place: Place, subscription: str, mode: str, name: str
     ) -> None:
+        super().__init__(plan, place, name)
         self.collector = collector
         self.closed = threading.Event()
-        self._plan = plan
-        self._place = place
         self._subscription = subscription
         self._mode = mode
-        self._name = name
-        self._calls: GrpcCalls | None = None
         self._readers: list[PartitionReader] = []
         self._waiting: queue.Queue[Delivery | DanubeError] = queue.Queue(QUEUE_RECORDS)
         self._acks: deque[GrpcAnswer] = deque()
-        self._requests = 0
 
     def open(self) -> None:
-        self._calls = GrpcCalls(self._plan.grpc_broker)
+        super().open()
         for index in range(len(self._place.partitions)):
             self._readers.append(PartitionReader(self, index))
-
-    def _call(self, method: str, request: Any, reply: Any) -> Any:
-        if self._calls is None:
-            raise ClosedError("the consumer is closed")
-        return self._calls.call(method, request, reply, CALL_TIMEOUT_S)
-
-    def _next_request(self) -> int:
-        self._requests += 1
-        return self._requests
 
     def reader(self) -> Reader:
         return Reader(self._subscription, self._mode)
@@ -223,11 +223,11 @@ class GrpcReceiver:
             subscription=self._subscription,
             subscription_type=_TYPES[self._mode],
         )
-        made = self._call("ConsumerService/Subscribe", request, pb.ConsumerResponse)
+        made = self._call("/danube.ConsumerService/Subscribe", request, pb.ConsumerResponse)
         if self._calls is None:
             raise ClosedError("the consumer is closed")
         receive = pb.ReceiveRequest(request_id=self._next_request(), consumer_id=made.consumer_id)
-        return self._calls.stream("ConsumerService/ReceiveMessages", receive, pb.StreamMessage)
+        return self._calls.stream("/danube.ConsumerService/ReceiveMessages", receive, pb.StreamMessage)
 
     def put(self, received: Delivery | DanubeError) -> None:
         """Wait for room; drop the message after close."""
@@ -254,7 +254,9 @@ class GrpcReceiver:
         )
         if self._calls is None:
             return
-        self._acks.append(self._calls.begin("ConsumerService/Ack", request, pb.AckResponse, CALL_TIMEOUT_S))
+        self._acks.append(
+            self._calls.begin("/danube.ConsumerService/Ack", request, pb.AckResponse, CALL_TIMEOUT_S)
+        )
         while self._acks and (len(self._acks) > ACKS_MAX or self._acks[0].done):
             self._settle(self._acks.popleft())
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from danube.cli.upstream.endpoint import Endpoint
-from danube.cli.upstream.grpc_channel import GrpcChannel, open_channel, status_of
+from danube.cli.upstream.grpc_channel import open_channel, status_of
 from danube.errors import (
     Conflict,
     ConnectionFailed,
@@ -23,6 +23,7 @@ from danube.errors import (
     Overloaded,
     WrongState,
 )
+from danube.load.links.grpc_client import GrpcChannel
 from danube.server.proto import DanubeApi_pb2 as pb
 from tests.broker_process import free_port
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from danube.cli.upstream.cli import root
 from danube.cli.upstream.consume import Inbox
-from danube.cli.upstream.grpc_channel import status_error
 from danube.cli.upstream.root import Outside
+from danube.load.links.grpc_client import status_error
 from danube.server.proto import DanubeApi_pb2 as pb
 from tests.fakes.grpc_line import FakeLine, FakeStream
 

@@ -24,7 +24,7 @@ NO_PORT: Final = -1
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}\Z")
 _INTEGER = re.compile(r"-?[0-9][0-9_]{0,18}\Z")
-_STORE_SCHEMES: Final = ("s3", "gs", "az", "file", "memory")
+_STORE_SCHEMES: Final = ("s3", "gs", "az", "file")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _PREFIX_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}\Z")
 _PREFIX_LENGTH_MAX: Final = 900  # S3 takes keys of 1024 bytes, and ours go behind it
@@ -196,7 +196,7 @@ def parse_secret(text: str) -> Secret:
 
 
 class StoreUrl(NamedTuple):
-    """``path``: of ``file://`` the directory as it is written, of ``memory://`` nothing, else the prefix."""
+    """``path``: of ``file://`` the directory as it is written, else the prefix."""
 
     scheme: str
     bucket: str
@@ -219,8 +219,6 @@ def split_store_url(text: str) -> StoreUrl:
     if any(mark in rest for mark in "@?#"):
         raise ValueError("has more than a bucket and a prefix; keys and settings are given apart from it")
     bucket, _, prefix = rest.partition("/")
-    if scheme == "memory":
-        return StoreUrl(scheme, rest, "")
     if not _BUCKET.match(bucket):
         raise ValueError(
             f"names no bucket; write {scheme}://bucket/prefix with letters, digits, '.', '-', '_'"

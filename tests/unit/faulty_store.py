@@ -10,10 +10,10 @@ from typing import Any
 from danube.core.batch.checksum import content_hash
 from danube.errors import StoreUnavailable
 from danube.wal.segments.segment import LogIdentity, base_offset_of
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.stores.objects import ObjectInfo, ObjectStore
 from danube.wal.tier.keys import manifest_prefix, segment_key
 from danube.wal.tier.manifest import Manifest
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.wal_samples import IDENTITY, append, open_log, roll, sync
 
 TOPIC = "/default/orders"

@@ -10,10 +10,10 @@ from danube.core.dispatch.grants import Mode
 from danube.core.metadata.machine import Metadata
 from danube.wal.log.cursors import CursorStore
 from danube.wal.segments.segment import LogIdentity, chain_hash_of, read_summary
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.stores.objects import ObjectInfo, ObjectStore
 from danube.wal.tier.keys import cursors_key, manifest_key, metadata_key, segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.wal_samples import IDENTITY, append, open_log, roll, sync
 
 TOPIC = "/default/orders"

@@ -14,9 +14,9 @@ from danube.broker.tiers.worker_tiers import TierOptions, Tiers
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, StorageFailed
 from danube.wal.segments.segment import SUMMARY_BYTES, LogIdentity, Summary, base_offset_of, read_summary
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry, entry_of
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.broker_parts import Bench
 
 

@@ -1,1 +1,1 @@
-"""Object stores behind one port: S3, GCS, Azure, a directory, memory."""
+"""Object stores behind one port: S3, GCS, Azure, a directory."""

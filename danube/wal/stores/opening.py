@@ -1,4 +1,4 @@
-"""Opening of a store by its URL: ``s3://bucket/prefix``, ``file:///folder``, ``gs://``, ``az://``, memory."""
+"""Opening of a store by its URL: ``s3://bucket/prefix``, ``file:///folder``, ``gs://``, ``az://``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ def open_store(settings: StorageSettings) -> ObjectStore:
         from danube.wal.stores.directory import LocalStore
 
         return LocalStore(Path(parts.path))
-    if parts.scheme == "memory":
-        from danube.wal.stores.memory import MemoryStore
-
-        return MemoryStore(parts.bucket)
     bucket, prefix = parts.bucket, parts.path
     if parts.scheme == "s3":
         from danube.wal.stores.s3 import MinioStore

@@ -28,9 +28,9 @@ from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.recovered import LOG_EPOCHS, OFFSETS_AHEAD, recovery_of, reservation_of
 from danube.errors import AlreadyRunning, Damage, NotFound, WrongState
 from danube.wal.log.log import Log, LogIdentity
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.binding import bound_store, rebind, share, stored_identity, take_over
 from danube.wal.tier.uploader import Ownership
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.wal_samples import append, memory_directory
 

@@ -227,9 +227,7 @@ def test_a_connection_that_only_asked_is_forgotten_with_its_end(tmp_path: Path) 
     routed = RoutedBench(tmp_path / "routed", 2)
     name = routed.name_owned_by(1)
     channel = FakeChannel()
-    routed.router.remote = RemoteSessions(
-        cast(Channel, channel), routed.shard, pair._nobody, pair._read
-    )
+    routed.router.remote = RemoteSessions(cast(Channel, channel), routed.shard, pair._nobody, pair._read)
     session: RoutedSession = RecordingSession(CONNECTION)
     correlation = routed.request(session, Kind.ADMIN, wire.Admin("list_subscriptions", name))
     routed.router.answered(session, wire.result_frame([], correlation))

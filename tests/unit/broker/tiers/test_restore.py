@@ -29,9 +29,9 @@ from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import AlreadyRunning, ObjectMissing, StorageFailed, StoreDamaged, WrongState
 from danube.host import files
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.binding import bound_store, ensure_bound
 from danube.wal.tier.keys import cursors_key, manifest_key, metadata_key, segment_key
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench
 

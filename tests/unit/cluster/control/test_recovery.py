@@ -37,8 +37,8 @@ from danube.errors import (
     StorageIncompatible,
     WrongState,
 )
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.binding import bound_store, rebind, share, stored_identity
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.failing_files import FailingFiles, Killed
 from tests.unit.wal_samples import memory_directory
 

@@ -21,7 +21,6 @@ from danube.wal.log.log import Log, LogOptions
 from danube.wal.segments.key_compaction import LatestKeys, compact
 from danube.wal.segments.merge import SealedRange, merge
 from danube.wal.segments.segment import NO_LOG, LogIdentity, file_name, log_id_of, read_header
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier.keys import cursors_key, metadata_key, segment_key
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.returned import examine_returned
@@ -30,6 +29,7 @@ from danube.wal.tier.uploader import Ownership, Uploader, adding
 from danube.wal.verify.bytes import FindingKind
 from danube.wal.verify.store import verify_store
 from danube.wal.verify.tree import Verified, verify_tree
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.store_samples import NOW_US, entry_for, put_manifest
 from tests.unit.wal_samples import append, read_all, roll, sync
 

@@ -14,8 +14,8 @@ import pytest
 from danube import limits
 from danube.errors import InvalidArgument, ObjectMissing, StorageFailed, StoreDamaged
 from danube.wal.stores.directory import LocalStore
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.stores.objects import ObjectStore, Putting
+from tests.fakes.memory_store import MemoryStore
 
 MIB = limits.MIB
 # Azurite takes 8 ms for an object, and a page of it holds 5,000; one of the Google server here has 200.

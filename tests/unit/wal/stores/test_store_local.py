@@ -23,7 +23,6 @@ from danube.errors import (
 from danube.host import files
 from danube.spark.history.places import open_place
 from danube.wal.stores.directory import UPLOADS, LocalStore
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.stores.opening import open_store
 
 
@@ -225,12 +224,6 @@ def test_a_url_opens_its_store(root: Path) -> None:
     opened = open_store(StorageSettings(url=f"file://{root}"))
     opened.put("k", b"1")
     assert (root / "k").read_bytes() == b"1"
-    named = open_store(StorageSettings(url="memory://one"))
-    named.put("k", b"2")
-    assert open_store(StorageSettings(url="memory://one")).get("k") == b"2"
-    with pytest.raises(ObjectMissing):
-        open_store(StorageSettings(url="memory://two")).get("k")
-    assert MemoryStore().head("k") is None
 
 
 @pytest.mark.parametrize(

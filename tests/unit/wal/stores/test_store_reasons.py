@@ -15,9 +15,9 @@ from danube.broker.processes.contexts import Pulse
 from danube.broker.processes.supervisor import Supervisor
 from danube.config.sections import Secret, StorageSettings
 from danube.errors import StoreRefused, StoreUnavailable, WrongState
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.stores.retries import Pauses, Retries
 from danube.wal.stores.s3 import MinioStore
+from tests.fakes.memory_store import MemoryStore
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 
 QUICK = Pauses(first_s=0.001, most_s=0.002, tries=2)

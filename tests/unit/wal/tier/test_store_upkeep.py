@@ -24,7 +24,6 @@ from danube.errors import (
 from danube.host import files
 from danube.host.disk_reserve import Reserve
 from danube.wal.log.cursors import pack_header
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.tier import binding as store_binding
 from danube.wal.tier import orphans
 from danube.wal.tier.binding import (
@@ -41,6 +40,7 @@ from danube.wal.tier.keys import METADATA_PREFIX, STORE_KEY, cursors_prefix, par
 from danube.wal.tier.orphans import delete_partition, sweep_partition
 from danube.wal.tier.sealed_files import LocalListing
 from danube.wal.tier.uploader import Ownership, Uploader, adding, trimming
+from tests.fakes.memory_store import MemoryStore
 from tests.unit.failing_files import FailingFiles
 from tests.unit.faulty_store import (
     TOPIC,

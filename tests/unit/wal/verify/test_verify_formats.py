@@ -19,13 +19,13 @@ from danube.core.batch.checksum import crc32c
 from danube.core.partition.dedup import ProducerTable
 from danube.wal.inspection import inspect_bytes
 from danube.wal.recovery.producers import Checkpoint, write_checkpoint
-from danube.wal.stores.memory import MemoryStore
 from danube.wal.verify.bytes import FindingKind
 from danube.wal.verify.journal import read_member_identity, read_member_journal
 from danube.wal.verify.segment import flaw_of_producers
 from danube.wal.verify.state import read_producers, read_snapshot
 from danube.wal.verify.store import verify_store
 from danube.wal.verify.tree import Verified, verify_tree
+from tests.fakes.memory_store import MemoryStore
 from tests.golden.metadata_cases import FOLDER
 from tests.unit.store_samples import NOW_US, fill_directory
 from tests.unit.wal_samples import IDENTITY

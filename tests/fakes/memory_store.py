@@ -1,4 +1,4 @@
-"""An object store in this process's memory: for tests, and for nothing that must be kept."""
+"""An object store in this process's memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ from danube.wal.stores.objects import (
 
 
 class MemoryStore:
-    """Objects of one name; every MemoryStore of that name in this process sees the same ones."""
+    name = "memory://"
 
-    _shared: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {}  # noqa: RUF012 - shared on purpose
-
-    def __init__(self, name: str = "") -> None:
-        self.name = f"memory://{name}"
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._objects = self._shared.setdefault(name, {}) if name else {}
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
 
     def put(self, key: str, data: bytes) -> None:
         kept = bytes(data)

@@ -149,8 +149,13 @@ def trim(folder: Path, keep: int, variant: Callable[[Line], Hashable]) -> None:
         path.write_bytes(b"".join(reversed(kept)))
 
 
-class MarkersMissing(Exception):
-    """The document has no place for the figures."""
+def replaced(document: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    """The document with these lines between its two marks; ValueError when it has no place for them."""
+    before, found_begin, rest = document.partition(begin)
+    _, found_end, behind = rest.partition(end)
+    if not found_begin or not found_end or begin in rest or end in before + behind:
+        raise ValueError(f"has not exactly one line {begin!r} and one {end!r} behind it")
+    return "\n".join([before + begin, *lines, end + behind])
 
 
 @dataclass(frozen=True)
@@ -199,16 +204,12 @@ def by_machine(lines: Iterable[Line]) -> dict[str, dict[Variant, Line]]:
 
 
 def make(lines: list[Line], document: str) -> str:
-    """The document with its figures replaced; raises MarkersMissing."""
-    begin, end = document.find(BEGIN), document.find(END)
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or end < begin:
-        raise MarkersMissing(f"has not exactly one line {BEGIN!r} and one {END!r} behind it")
+    """The document with its figures replaced; raises ValueError."""
     text: list[str] = []
     for hardware, newest in by_machine(lines).items():
         about = textwrap.wrap(f"{hardware}: {_about(newest.values())}", WIDTH)
         text += ["", *about, "", *HEAD, *starmap(_row, newest.items())]
-    content = "\n".join(["", *(text or ["", NOTHING]), ""])
-    return document[: begin + len(BEGIN)] + content + document[end:]
+    return replaced(document, BEGIN, END, text or ["", NOTHING])
 
 
 def _about(lines: Collection[Line]) -> str:
@@ -277,7 +278,7 @@ def main(words: list[str] | None = None) -> int:
         return UNUSABLE
     try:
         made = make(history.lines, document.read_text())
-    except (OSError, MarkersMissing) as error:
+    except (OSError, ValueError) as error:
         complain(f"{document.relative_to(given.root)}: {error}")
         return UNUSABLE
     if given.check:

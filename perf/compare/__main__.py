@@ -56,7 +56,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--append", metavar="FILE", type=Path, help="append the run to FILE as one line")
     add("--table", metavar="FILE", type=Path, help="print what FILE recorded last; measure nothing")
     add("--write", action="store_true", help="write the newest of each workload and size into the document")
-    add("-o", "--output", choices=["text", "markdown", "json"], default="text")
+    add("-o", "--output", choices=["markdown", "json"], default="markdown")
     options = parser.parse_args(words)
     _check(parser, options)
     return options

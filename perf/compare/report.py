@@ -12,6 +12,7 @@ from typing import Any
 
 from perf.compare.model import MEANINGS, Row, Spread, refuse_unfair
 from perf.compare.run import Skip
+from perf.report import replaced
 
 ROOT = Path(__file__).resolve().parents[2]
 HISTORY = ROOT / "perf" / "history"
@@ -127,23 +128,8 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def text(rows: Iterable[Row]) -> str:
-    """Columns aligned, groups apart."""
-    blocks = [[cells(row) for row in together] for together in grouped(rows)]
-    every = [HEAD, *(line for block in blocks for line in block)]
-    widths = [max(len(line[place]) for line in every) for place in range(len(HEAD))]
-
-    def aligned(line: Sequence[str]) -> str:
-        columns = zip(line, widths, HEAD, strict=True)
-        return "  ".join(
-            cell.rjust(width) if name in RIGHT else cell.ljust(width) for cell, width, name in columns
-        ).rstrip()
-
-    return "\n".join([aligned(HEAD), *(line for block in blocks for line in ["", *map(aligned, block)])])
-
-
 def table(rows: Iterable[Row]) -> list[str]:
-    """The same as lines of markdown; Danube's rows are bold."""
+    """Lines of markdown; Danube's rows are bold."""
     found = [HEAD, ["---:" if name in RIGHT else "---" for name in HEAD]]
     for row in (row for together in grouped(rows) for row in together):
         found.append([f"**{cell}**" if cell and row.ours else cell for cell in cells(row)])
@@ -160,12 +146,8 @@ def legend(rows: Sequence[Row]) -> list[str]:
 
 
 def show(run: Run, output: str) -> str:
-    """The result as it is printed: json, text or markdown."""
-    if output == "json":
-        return json.dumps(run.line())
-    if output == "markdown":
-        return "\n".join(markdown([run]))
-    return "\n".join([run.about, "", text(run.rows), "", *legend(run.rows), *map(str, run.skips)])
+    """The result as it is printed: json, or as it would stand in the document."""
+    return json.dumps(run.line()) if output == "json" else "\n".join(markdown([run]))
 
 
 def markdown(runs: Sequence[Run]) -> list[str]:
@@ -182,8 +164,4 @@ def markdown(runs: Sequence[Run]) -> list[str]:
 
 def written(document: str, runs: Sequence[Run]) -> str:
     """The document with the runs in their place; ValueError when it has none."""
-    begin, end = document.find(BEGIN), document.find(END)
-    if document.count(BEGIN) != 1 or document.count(END) != 1 or end < begin:
-        raise ValueError(f"the document has not exactly one line {BEGIN!r} and one {END!r} behind it")
-    content = markdown(runs) if runs else [NOTHING]
-    return document[: begin + len(BEGIN)] + "\n".join(["", "", *content, "", ""]) + document[end:]
+    return replaced(document, BEGIN, END, ["", *(markdown(runs) if runs else [NOTHING]), ""])

@@ -202,31 +202,25 @@ def rows() -> list[Row]:
     ]
 
 
-def test_the_text_has_a_level_beside_every_figure_and_the_best_first() -> None:
-    lines = [line for line in table.text(rows()).splitlines() if line]
-    figures = lines[1:]
+def test_the_table_has_a_level_beside_every_figure_and_the_best_first() -> None:
+    lines = table.table(rows())
+    assert len(lines) == 2 + 4
+    assert {line.count("|") for line in lines} == {len(table.HEAD) + 1}
+    figures = lines[2:]
+    assert "**danube own**" in figures[0] and "**" not in figures[1]
     assert [re.search(r"danube own|peer slow|peer ", line)[0].strip() for line in figures] == [  # type: ignore[index]
         *("danube own", "peer", "peer slow", "danube own")
     ]
     for line, level in zip(figures, ("written", "written later", "written", "fsync"), strict=True):
-        assert f"  {level}  " in line
+        assert f"| {level} |" in line.replace("**", "")
     assert "2,000,000/s" in figures[0] and "1,900,000-2,100,000" in figures[0] and "0.25" in figures[0]
-    assert figures[2].endswith("12")
+    assert figures[2].endswith("| 12 |")
     assert "p50 90 us, p99 300 us" in figures[3]
 
 
-def test_the_markdown_is_one_table() -> None:
-    lines = table.table(rows())
-    assert len(lines) == 2 + 4
-    assert {line.count("|") for line in lines} == {len(table.HEAD) + 1}
-    assert "**danube own**" in lines[2]
-    assert "**" not in lines[3]
-
-
-@pytest.mark.parametrize("style", [table.text, table.table])
-def test_no_table_prints_an_unfair_comparison(style: Any) -> None:
+def test_no_table_prints_an_unfair_comparison() -> None:
     with pytest.raises(Unfair):
-        style([own(), row(level=Level.FSYNC)])
+        table.table([own(), row(level=Level.FSYNC)])
 
 
 def test_the_legend_says_what_each_level_and_setting_means() -> None:

@@ -15,7 +15,6 @@ from perf.report import (
     END,
     NOTHING,
     Line,
-    MarkersMissing,
     by_machine,
     make,
     number,
@@ -239,7 +238,7 @@ def test_every_damaged_line_is_told_at_once(root: Path, capsys: pytest.CaptureFi
 def test_a_document_without_its_markers_is_refused(
     root: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    with pytest.raises(MarkersMissing):
+    with pytest.raises(ValueError, match="not exactly one"):
         make([], text)
     (root / "docs" / "performance.md").write_text(text)
     assert report(root) == 2

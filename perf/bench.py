@@ -3,7 +3,6 @@
 
     perf/bench.py --list                                what can be measured
     perf/bench.py --compare publish --size 100 -o json  one line with floor, danube and ratio
-    perf/bench.py --floor                               the bare floor alone
     scripts/bench [--quick] [--dry-run] [ROW...]        all rows, each in a process of its own
 
 Floor and Danube take turns (A B A B); the first turn of each is thrown away, because it pays for
@@ -38,7 +37,7 @@ except ImportError:
 
 from perf.machine import fingerprint  # noqa: E402
 from perf.rows import BY_NAME, ROWS  # noqa: E402
-from perf.turns import Settings, Skipped, compare, floor_alone  # noqa: E402
+from perf.turns import Settings, Skipped, compare  # noqa: E402
 
 USAGE = 2
 HISTORY_KEPT = 3  # lines of each variant; git has the older ones
@@ -52,7 +51,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add("rows", nargs="*", metavar="ROW", help="with --all: these rows only")
     add("--compare", metavar="ROW", choices=sorted(BY_NAME), help="see --list")
     add("--list", action="store_true", help="list the rows")
-    add("--floor", action="store_true", help="measure the floor alone")
     add("--all", action="store_true", help="what scripts/bench does")
     add("--quick", action="store_true", help="with --all: a taste, nothing is appended")
     add("--dry-run", action="store_true", help="with --all: say what would be measured")
@@ -72,13 +70,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 def settings_of(options: argparse.Namespace, directory: Path) -> Settings:
     """The row's own defaults, changed by what is given."""
     given = {name: getattr(options, name) for name in VARIED if getattr(options, name) is not None}
-    row = BY_NAME[options.compare].settings if options.compare else {}
+    row = BY_NAME[options.compare].settings
     return Settings(directory=directory, rounds=options.rounds, scale=options.scale, **{**row, **given})
 
 
 def text(found: dict[str, Any]) -> str:
-    if "ratio" not in found:
-        return "\n".join(f"{name:32} {value}" for name, value in found.items() if not isinstance(value, dict))
     head = " ".join(str(found[name]) for name in ("workload", "size", "durability", "workers"))
     target = f", target {found['target']}: {'met' if found['met'] else 'MISSED'}" if found["target"] else ""
     return (
@@ -88,11 +84,11 @@ def text(found: dict[str, Any]) -> str:
 
 
 def measured(options: argparse.Namespace) -> None:
-    """Measure one row, or the floor; print the line with time and machine, and append it to a file."""
+    """Measure one row; print the line with time and machine, and append it to a file."""
     with tempfile.TemporaryDirectory(prefix="danube-bench-", dir=options.directory) as folder:
         settings = settings_of(options, Path(folder))
         try:
-            found = compare(options.compare, settings) if options.compare else floor_alone(settings)
+            found = compare(options.compare, settings)
         except Skipped as reason:
             print(f"SKIPPED {options.compare}: {reason}", flush=True)
             return
@@ -136,7 +132,7 @@ def main(words: list[str] | None = None) -> int:
     options = arguments(words)
     if options.all:
         return everything(options)
-    if options.compare or options.floor:
+    if options.compare:
         measured(options)
     else:
         print("\n".join(f"{row.name:18} {row.title}" for row in ROWS))

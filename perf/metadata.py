@@ -258,21 +258,3 @@ def restart(bench: Bench) -> Plan:
         floor=lambda: restart_s(new), danube=lambda: restart_s(old), unit="s", danube_max=2.0,
         target="< 2 s", details={"commands": commands},
     )  # fmt: skip
-
-
-def on_disk(bench: Bench) -> Plan:
-    """MiB of the largest member's files behind a million commands, against its state as one snapshot."""
-    cluster = started(bench, "c")
-    commands = lengthened(cluster, bench.settings)
-
-    def mib(member: MemberProcess) -> float:
-        return sum(path.stat().st_size for path in member.data_dir.rglob("*") if path.is_file()) / MIB
-
-    def state() -> float:
-        with cluster.leader().log() as log:
-            return len(log.state.snapshot()) / MIB
-
-    return Plan(
-        floor=state, danube=lambda: max(map(mib, cluster.members)), unit="MiB", danube_max=64.0,
-        target="< 64 MiB", details={"commands": commands},
-    )  # fmt: skip

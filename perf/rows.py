@@ -86,8 +86,6 @@ ROWS: tuple[Row, ...] = (
         "first write after kill -9 of the leader (floor: 5 heartbeats)", settings=_QUORUM),
     Row("meta-restart", METADATA, "perf.metadata:restart",
         "a member level again, behind a million (floor: behind few)", settings=_QUORUM),
-    Row("meta-disk", METADATA, "perf.metadata:on_disk",
-        "files of a member, behind a million (floor: its state)", settings=_QUORUM),
     # Spark is measured when it is named: a full run has no JVM to itself.
     Row("spark-read", SPARK, "perf.spark:read_history", "history into the JVM (floor: Parquet)", (), _KIB),
     Row("spark-validate", SPARK, "perf.spark:validate_store", "validate a store (floor: CRC32C of its bytes)",

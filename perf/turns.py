@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -293,18 +293,3 @@ def _side(bench: Bench, plan: Plan, measure: Measure) -> tuple[float, float]:
 
 def rounded(value: float) -> float | int:
     return round(value) if value >= 1_000 else round(value, 2)
-
-
-def floor_alone(settings: Settings) -> dict[str, Any]:
-    """The floor for the usual sizes, without a broker."""
-    found: dict[str, Any] = {}
-    for size in (100, 1_024, 65_536):
-        with Bench(replace(settings, size=size)) as bench:
-            count = bench.settings.batches(GIB)
-            rates = [bench.floor_rate(count) for _ in range(settings.rounds + 1)][min(1, settings.rounds) :]
-        found[f"pump_{size}_records_s"] = rounded(statistics.median(rates))
-        found[f"pump_{size}_mb_s"] = round(statistics.median(rates) * size / 1e6)
-    with Bench(settings) as bench:
-        found |= {f"ping_pong_{name}": value for name, value in bench.ping(settings.records(5_000)).items()}
-        found["ping_pong_paced"] = bench.ping(settings.records(2_000), 1_000)
-    return found

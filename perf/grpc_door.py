@@ -1,4 +1,4 @@
-"""Rows of the gRPC door: compiled clients against a bare grpcio server in the same run.
+"""Rows of the gRPC door: compiled clients, beside the floor of the native rows with frames of one record.
 
 After each turn the broker is asked what it stored or settled, so a call that failed cannot count.
 
@@ -11,18 +11,26 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from danube import sync
+from danube.cli.upstream.endpoint import Endpoint
+from danube.cli.upstream.grpc_channel import open_channel
+from danube.core.placement.workers import owner_of
+from danube.load.links.grpc_client import GrpcChannel
+from danube.server.proto import DanubeApi_pb2 as api
 from perf.compare.processes import cpu_seconds
 from perf.turns import ROOT, Bench, Plan, Skipped
-from tests.child_process import Child
 from tests.compat import run as compat
 
 IN_FLIGHT = 64
 CALLS = 100_000
-FLOOR_CALLS = 15_000  # the floor is slower by the factor that is measured here
+CALL_S = 30.0
+SUBSCRIPTION = "bench"
 LATENCY_CALLS = 5_000
 SEND_PATH = "/danube.ProducerService/SendMessage"
 CALLS_S_MIN = 60_000  # of each worker
@@ -32,43 +40,38 @@ WORKER_US_MAX = 250
 
 
 class GrpcBench:
-    """What the three workloads share: the compiled client, the bare servers, and topics with their files."""
+    """What the three workloads share: the compiled client, and topics with their files."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.settings = bench.settings
         self.client = compiled_client(self.settings.directory)
-        self._echo_ports: list[int] = []
 
     def count(self, number: int) -> int:
         return max(2 * IN_FLIGHT, int(number * self.settings.scale))
 
-    def ask(self, role: str, options: dict[str, Any]) -> dict[str, Any]:
-        return Child("perf/grpc_peer.py", role, options).result()
-
-    def opened(self, role: str) -> dict[str, Any]:
+    def opened(self, opening: Opening) -> dict[str, Any]:
         """A fresh topic with a producer or consumer on it, and its message in a file."""
-        options = self.bench.options(grpc=self.bench.broker.grpc_address)
-        options["file"] = str(self.settings.directory / f"{options['topic'].rsplit('/', 1)[1]}.{role}")
-        return {**options, **self.ask(role, options)}
+        options = self.bench.options()
+        topic, level = options["topic"], options["durability"]
+        with sync.connect(options["url"]) as client:
+            client.admin.create_topic(topic, reliable=level != "memory", durability=level)
+            topic_id = client.admin.describe_topic(topic).topic.topic_id
+        with closing(open_channel(Endpoint(self.bench.broker.grpc_address))) as channel:
+            data = opening(channel, options).SerializeToString()
+        file = self.settings.directory / topic.rsplit("/", 1)[1]
+        file.write_bytes(b"\0" + len(data).to_bytes(4, "big") + data)  # as gRPC puts it into DATA
+        return {**options, "file": str(file), "owner": owner_of(topic_id, 0, self.settings.workers)}
 
     def producers(self) -> list[dict[str, Any]]:
         """A fresh topic of each worker with a producer on it."""
         by_owner: dict[int, dict[str, Any]] = {}
         for _ in range(100):
-            options = self.opened("producer")
+            options = self.opened(producer)
             by_owner.setdefault(options["owner"], options)
             if len(by_owner) == self.settings.workers:
                 return list(by_owner.values())
         raise RuntimeError(f"of 100 topics each belongs to one of the workers {sorted(by_owner)}")
-
-    def echo_ports(self) -> list[int]:
-        """The ports of as many bare grpcio servers as the broker has workers."""
-        while len(self._echo_ports) < self.settings.workers:
-            server = Child("perf/grpc_peer.py", "echo", {"size": self.settings.size})
-            self.bench.on_close(server.stop)
-            self._echo_ports.append(int(server.line()))
-        return self._echo_ports
 
     def run_client(self, role: str, port: int, *words: Any) -> dict[str, Any]:
         command = [str(self.client), role, "127.0.0.1", str(port), *map(str, words)]
@@ -86,6 +89,41 @@ class GrpcBench:
 
         with ThreadPoolExecutor(len(files)) as pool:
             return rate_of(list(pool.map(sent, ports, files)), count)
+
+
+Opening = Callable[[GrpcChannel, dict[str, Any]], Any]
+
+
+def producer(channel: GrpcChannel, options: dict[str, Any]) -> Any:
+    """Open one; its SendMessage."""
+    request = api.ProducerRequest(
+        request_id=1, producer_name="bench", topic_name=options["topic"],
+        dispatch_strategy=int(options["durability"] != "memory"),
+    )  # fmt: skip
+    made = channel.call("/danube.ProducerService/CreateProducer", request, api.ProducerResponse, CALL_S)
+    place = api.MsgID(
+        producer_id=made.producer_id, topic_name=options["topic"], broker_addr="http://127.0.0.1:6650"
+    )
+    return api.StreamMessage(
+        request_id=1, msg_id=place, payload=b"x" * options["size"], publish_time=1_700_000_000_000,
+        producer_name="bench",
+    )  # fmt: skip
+
+
+def consumer(channel: GrpcChannel, options: dict[str, Any]) -> Any:
+    """Open one; its ReceiveMessages."""
+    request = api.ConsumerRequest(
+        request_id=1, topic_name=options["topic"], consumer_name="bench", subscription=SUBSCRIPTION
+    )
+    made = channel.call("/danube.ConsumerService/Subscribe", request, api.ConsumerResponse, CALL_S)
+    return api.ReceiveRequest(request_id=1, consumer_id=made.consumer_id)
+
+
+def stored_in(options: dict[str, Any]) -> tuple[int, Any]:
+    """How many records the topic holds, and at which level they were acknowledged."""
+    with sync.connect(options["url"]) as client:
+        found = client.admin.describe_topic(options["topic"])
+    return sum(int(one["log_end"]) for one in found.partitions), found.topic.policy.get("durability")
 
 
 def rate_of(found: list[dict[str, Any]], count: int) -> float:
@@ -108,7 +146,7 @@ def compiled_client(directory: Path) -> Path:
 
 
 def publish(bench: Bench) -> Plan:
-    """SendMessage to a topic of each worker, 64 in flight in all, against as many bare grpcio servers."""
+    """SendMessage to a topic of each worker, 64 in flight in all, against the bare pump."""
     door = GrpcBench(bench)
     workers = door.settings.workers
     count = door.count(CALLS) // workers
@@ -118,34 +156,28 @@ def publish(bench: Bench) -> Plan:
         ports = workers * [bench.broker.grpc_port]
         rate = door.send_rate(ports, [options["file"] for options in opened], count)
         for options in opened:
-            stored = door.ask("stored", options)
-            if stored != {"records": count, "durability": door.settings.durability}:
+            stored = stored_in(options)
+            if stored != (count, door.settings.durability):
                 raise RuntimeError(f"{count} calls at {door.settings.durability} left {stored}")
         return rate
 
-    def floor() -> float:
-        file = door.settings.directory / "echo.producer"
-        door.ask("message", {"file": str(file), "size": door.settings.size})
-        return door.send_rate(door.echo_ports(), workers * [str(file)], door.count(FLOOR_CALLS) // workers)
-
     return Plan(
-        floor=floor,
+        floor=lambda: bench.floor_rate(count * workers),
         danube=danube,
         unit="calls/s",
-        ratio_min=10.0,
         danube_min=CALLS_S_MIN * workers,
-        target=f"ratio >= 10 and >= {CALLS_S_MIN:,} calls/s a worker",
+        target=f">= {CALLS_S_MIN:,} calls/s a worker",
         details={"in_flight": IN_FLIGHT, "topics": workers, "connections": workers},
     )
 
 
 def receive(bench: Bench) -> Plan:
-    """ReceiveMessages with one Ack call a message, against a bare grpcio server that streams and answers."""
+    """ReceiveMessages with one Ack call a message, against the bare pump."""
     door = GrpcBench(bench)
     count = door.count(CALLS)
 
     def danube() -> float:
-        opened = [door.opened("consumer") for _ in range(door.settings.workers)]
+        opened = [door.opened(consumer) for _ in range(door.settings.workers)]
         whole = -(-count // 128) * 128
         for options in opened:
             bench.run("publish", {**options, "batch": 128, "record_count": whole})
@@ -153,28 +185,22 @@ def receive(bench: Bench) -> Plan:
             found = list(pool.map(lambda options: consumed(door, options, whole), opened))
         return rate_of(found, whole)
 
-    def floor() -> float:
-        file = door.settings.directory / "echo.consumer"
-        floor_count = door.count(FLOOR_CALLS)
-        door.ask("request", {"file": str(file), "count": floor_count})
-        found = door.run_client("consume", door.echo_ports()[0], file, "bench", floor_count)
-        return rate_of([found], floor_count)
-
     return Plan(
-        floor=floor,
+        floor=lambda: bench.floor_rate(count),
         danube=danube,
         unit="messages/s",
         danube_min=CALLS_S_MIN * door.settings.workers,
         target=f">= {CALLS_S_MIN:,} messages/s a worker",
-        details={"consumers": door.settings.workers, "floor_consumers": 1},
+        details={"consumers": door.settings.workers},
     )
 
 
 def consumed(door: GrpcBench, options: dict[str, Any], count: int) -> dict[str, Any]:
     """One consumer to the end: every Ack answered with OK, and nothing left at the broker."""
     found = door.run_client("consume", door.bench.broker.grpc_port, options["file"], "bench", count)
-    left = door.ask("settled", options)
-    if found["ok"] != count or left != {"lag": 0, "in_flight": 0}:
+    with sync.connect(options["url"]) as client:
+        left = client.admin.describe_subscription(options["topic"], SUBSCRIPTION)
+    if found["ok"] != count or left.lag_records or left.in_flight:
         raise RuntimeError(f"{found['ok']} of {count} acks were OK, {left} is left: {found['refusal']}")
     return found
 
@@ -185,7 +211,7 @@ def latency(bench: Bench) -> Plan:
     count = door.count(LATENCY_CALLS)
 
     def danube() -> dict[str, Any]:
-        options = door.opened("producer")
+        options = door.opened(producer)
         found = door.run_client("send", bench.broker.grpc_port, SEND_PATH, options["file"], count, 1)
         if found["ok"] != count:
             raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")

@@ -24,7 +24,6 @@ PROGRAMS = {
 PARTS = {
     "perf/child.py": "perf/loads.py",
     "perf/grpc_door.py": "perf/rows.py",
-    "perf/grpc_peer.py": "perf/grpc_door.py",
     "perf/h2_client.c": "perf/grpc_door.py",
     "perf/loads.py": "perf/turns.py",
     "perf/lone.rs": "perf/grpc_door.py",

@@ -78,9 +78,9 @@ def test_a_worker_without_a_topic_is_not_measured(tmp_path: Path, monkeypatch: p
     door = object.__new__(grpc_door.GrpcBench)
     door.settings = Settings(directory=tmp_path, workers=2)
     owners = iter([1, 1, 0])
-    monkeypatch.setattr(door, "opened", lambda role: {"owner": next(owners)})
+    monkeypatch.setattr(door, "opened", lambda opening: {"owner": next(owners)})
     assert [one["owner"] for one in door.producers()] == [1, 0]
-    monkeypatch.setattr(door, "opened", lambda role: {"owner": 1})
+    monkeypatch.setattr(door, "opened", lambda opening: {"owner": 1})
     with pytest.raises(RuntimeError, match="of 100 topics"):
         door.producers()
 

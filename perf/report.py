@@ -55,13 +55,13 @@ class Machine(msgspec.Struct, frozen=True):
     def hardware(self) -> str:
         return f"{self.cpu}, {self.cores} cores, {round(self.memory_gib)} GiB, {self.filesystem}"
 
-    def like(self, other: Machine) -> bool:
-        """Whether ratios of both may stand in one table; kernels and versions may differ.
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Of machines whose ratios may stand in one table; kernels and versions may differ.
 
         What is left of the memory depends on the kernel a little.
         """
-        same = (self.cpu, self.cores, self.filesystem) == (other.cpu, other.cores, other.filesystem)
-        return same and math.isclose(self.memory_gib, other.memory_gib, rel_tol=0.05)
+        return self.cpu, self.cores, self.filesystem
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ def trim(folder: Path, keep: int, variant: Callable[[Line], Hashable]) -> None:
         kept: list[bytes] = []
         for content in reversed([one for one in path.read_bytes().splitlines() if one.strip()]):
             line = _parsed(content)
-            place = None if line is None else (variant(line), line.machine.hardware)
+            place = None if line is None else (variant(line), line.machine.key)
             seen[place] += 1
             if place is None or seen[place] <= keep:
                 kept.append(content + b"\n")
@@ -188,26 +188,22 @@ def variant_of(line: Line) -> Variant:
     return Variant(line.workload, line.size, line.durability, line.workers, number, varied)
 
 
-def by_machine(lines: Iterable[Line]) -> dict[str, dict[Variant, Line]]:
-    """The newest line of each variant by machine, the machine measured last first.  Lines come by time."""
-    known: list[Machine] = []
-    machines: dict[str, dict[Variant, Line]] = {}
+def by_machine(lines: Iterable[Line]) -> list[dict[Variant, Line]]:
+    """The newest line of each variant, a machine each, the last one first.  Lines come by time."""
+    machines: dict[object, dict[Variant, Line]] = {}
     for line in lines:
-        machine = next((one for one in known if one.like(line.machine)), line.machine)
-        if machine is line.machine:
-            known.append(machine)
-        machines[machine.hardware] = {**machines.pop(machine.hardware, {}), variant_of(line): line}
-    return {
-        hardware: dict(sorted(newest.items(), key=lambda one: one[0].order))
-        for hardware, newest in reversed(machines.items())
-    }
+        key = line.machine.key
+        machines[key] = {**machines.pop(key, {}), variant_of(line): line}
+    return [
+        dict(sorted(newest.items(), key=lambda one: one[0].order)) for newest in reversed(machines.values())
+    ]
 
 
 def make(lines: list[Line], document: str) -> str:
     """The document with its figures replaced; raises ValueError."""
     text: list[str] = []
-    for hardware, newest in by_machine(lines).items():
-        about = textwrap.wrap(f"{hardware}: {_about(newest.values())}", WIDTH)
+    for newest in by_machine(lines):
+        about = textwrap.wrap(_about(newest.values()), WIDTH)
         text += ["", *about, "", *HEAD, *starmap(_row, newest.items())]
     return replaced(document, BEGIN, END, text or ["", NOTHING])
 
@@ -218,7 +214,8 @@ def _about(lines: Collection[Line]) -> str:
     software = {"Linux": newest.machine.kernel, "Python": newest.machine.python}
     told = "".join(f", {name} {value}" for name, value in software.items() if value)
     missed = sum(not line.met for line in judged)
-    return f"last run {newest.time:%Y-%m-%d}{told}; of {len(judged)} targets {len(judged) - missed} are met."
+    met = f"of {len(judged)} targets {len(judged) - missed} are met."
+    return f"{newest.machine.hardware}: last run {newest.time:%Y-%m-%d}{told}; {met}"
 
 
 def _row(variant: Variant, line: Line) -> str:

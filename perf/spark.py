@@ -27,11 +27,7 @@ from tests.spark.segments import TOPIC, Shape, fill_partition, make_directory, m
 
 BATCH_BYTES = 512 * 1024  # what Danube's client gathers
 SEGMENT_BYTES = 128 * MIB
-COLUMNS = {
-    "key_payload": "key binary, payload binary",
-    "two": "offset long, publish_time timestamp",
-    "six": "topic string, partition int, offset long, publish_time timestamp, key binary, payload binary",
-}
+KEY_PAYLOAD = "key binary, payload binary"
 READ_GB_S_MIN = {1_024: 1.0, 100: 0.5}
 LANES = 2
 
@@ -91,19 +87,19 @@ def read_history(bench: Bench) -> Plan:
         frame = spark.read.option("parquet.page.verify-checksum.enabled", "true").parquet(path)
         return frame.select(*names_of(schema)) if schema else frame
 
-    def side(way: Callable[..., Any], name: str, *chosen: str) -> dict[str, float]:
-        found = {f"{name}_{one}": gb_s(size, lambda one=one: drained(way(COLUMNS[one]))) for one in chosen}  # type: ignore[misc]
+    def side(way: Callable[..., Any], name: str) -> dict[str, float]:
+        found = {f"{name}_key_payload": gb_s(size, lambda: drained(way(KEY_PAYLOAD)))}
         return {"value": gb_s(size, lambda: drained(way())), **found}
 
     def danube() -> dict[str, float]:
-        formatted = side(by_format, "format", "six", "key_payload", "two")
+        formatted = side(by_format, "format")
         formatted["format_all"] = formatted.pop("value")
-        return {**formatted, **side(by_read, "read", "six", "key_payload")}
+        return {**formatted, **side(by_read, "read")}
 
     by_format().write.options(**{"compression": "none", "parquet.enable.dictionary": "false"}).parquet(path)
     least = READ_GB_S_MIN.get(settings.size, 0.0)
     return Plan(
-        floor=lambda: side(parquet, "parquet", "six", "key_payload"),
+        floor=lambda: side(parquet, "parquet"),
         danube=danube,
         unit="GB/s",
         ratio_min=1.0,

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from perf.soak.soak import EXIT_CODES, STOPPED, Settings, Soak, State, StateRefused, markdown, text
+from perf.soak.soak import EXIT_CODES, STOPPED, Settings, Soak, State, StateRefused, text
 from perf.soak.store import KINDS, NoStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,6 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     store = "tiered storage; auto: an S3 server where there is one, else a directory"
     parser.add_argument("--store", choices=KINDS, default="auto", help=store)
     parser.add_argument("--restart", action="store_true", help="forget the run that is in the directory")
-    parser.add_argument("--markdown", action="store_true", help="print a row for docs/reliability.md")
     return parser.parse_args(words)
 
 
@@ -145,8 +144,6 @@ def main(words: list[str] | None = None) -> int:
     if given.report:
         given.report.write_text(json.dumps(found, indent=2) + "\n")
     say(text(found))
-    if given.markdown:
-        say(markdown(found))
     return EXIT_CODES[found["verdict"]]
 
 

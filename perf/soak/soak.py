@@ -410,18 +410,6 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """A row of the table of results in docs/reliability.md."""
-    beyond = any(one["growth"] == Growth.BEYOND for one in found["growth"])
-    slopes = "a slope beyond its bound" if beyond else "no slope beyond its bound"
-    totals = found["totals"]
-    return (
-        f"| soak, store {found['store']}, {found['workers']} workers | {found['minutes']:.0f} min,"
-        f" {found['epochs']} epochs | {_counts(found['faults'])} | {totals.get('acknowledged', 0):,} |"
-        f" {totals.get('deliveries', 0):,} | {_counts(found['violations'])}, {slopes} |"
-    )
-
-
 def _file_bytes(path: str) -> int:
     """Blocks of one file, through a link; 0 while nobody has it."""
     try:

@@ -116,13 +116,10 @@ def test_machines_do_not_meet_and_the_last_one_comes_first(root: Path) -> None:
     upgraded = {**MACHINE, "memory_gib": 23.4, "kernel": "7.0", "python": "3.12"}
     add(root, at(2, machine=other), at(1), at(3, machine=upgraded))
     machines = by_machine(lines_of(root))
-    assert [(name, [line.time.day for line in newest.values()]) for name, newest in machines.items()] == [
-        ("A CPU, 2 cores, 24 GiB, ext4", [3]),
-        ("B CPU, 2 cores, 8 GiB, ext4", [2]),
-    ]
+    assert [[line.time.day for line in newest.values()] for newest in machines] == [[3], [2]]
     assert report(root) == 0
     text = document(root)
-    assert text.index("A CPU, 2 cores") < text.index("B CPU, 2 cores")
+    assert text.index("A CPU, 2 cores, 23 GiB, ext4") < text.index("B CPU, 2 cores, 8 GiB, ext4")
 
 
 def test_variants_are_apart_and_in_order(root: Path) -> None:
@@ -136,7 +133,7 @@ def test_variants_are_apart_and_in_order(root: Path) -> None:
         at(1, size=65_536),
         at(1),
     )
-    ((_, newest),) = by_machine(lines_of(root)).items()
+    (newest,) = by_machine(lines_of(root))
     variants = list(newest)
     assert [(one.workload, one.size, one.workers) for one in variants] == [
         ("publish", 100, 1),

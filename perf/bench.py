@@ -1,8 +1,7 @@
-#!/usr/bin/env python3
 """Measure rows of Danube, each against a floor of the same machine in the same run.
 
-    perf/bench.py --list                                what can be measured
-    perf/bench.py --compare publish --size 100 -o json  one line with floor, danube and ratio
+    .venv/bin/python perf/bench.py --list               what can be measured
+    .venv/bin/python perf/bench.py --compare publish --size 100 -o json  one line with floor, danube and ratio
     scripts/bench [--quick] [--dry-run] [ROW...]        all rows, each in a process of its own
 
 Floor and Danube take turns (A B A B); the first turn of each is thrown away, because it pays for
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -26,14 +24,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-_VENV = ROOT / ".venv" / "bin" / "python"
-
-try:
-    import uvloop  # noqa: F401
-except ImportError:
-    if _VENV.exists() and Path(sys.prefix) != _VENV.parent.parent:
-        os.execv(_VENV, [str(_VENV), *sys.argv])
-    raise
 
 from perf.machine import fingerprint  # noqa: E402
 from perf.rows import BY_NAME, ROWS  # noqa: E402

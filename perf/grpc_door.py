@@ -119,13 +119,6 @@ def consumer(channel: GrpcChannel, options: dict[str, Any]) -> Any:
     return api.ReceiveRequest(request_id=1, consumer_id=made.consumer_id)
 
 
-def stored_in(options: dict[str, Any]) -> tuple[int, Any]:
-    """How many records the topic holds, and at which level they were acknowledged."""
-    with sync.connect(options["url"]) as client:
-        found = client.admin.describe_topic(options["topic"])
-    return sum(int(one["log_end"]) for one in found.partitions), found.topic.policy.get("durability")
-
-
 def rate_of(found: list[dict[str, Any]], count: int) -> float:
     """What the clients did a second, ``count`` each, from the first one's start to the last one's end."""
     started = min(one["started_ns"] for one in found)
@@ -156,7 +149,9 @@ def publish(bench: Bench) -> Plan:
         ports = workers * [bench.broker.grpc_port]
         rate = door.send_rate(ports, [options["file"] for options in opened], count)
         for options in opened:
-            stored = stored_in(options)
+            with sync.connect(options["url"]) as client:
+                found = client.admin.describe_topic(options["topic"])
+            stored = (found.partitions[0]["log_end"], found.topic.durability)
             if stored != (count, door.settings.durability):
                 raise RuntimeError(f"{count} calls at {door.settings.durability} left {stored}")
         return rate

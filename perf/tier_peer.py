@@ -161,19 +161,14 @@ async def _moved(address: str, options: Options) -> Options:
 
 
 async def get_all(options: Options) -> Options:
-    """All objects in ranges of ``step`` bytes, ``parallel`` at a time (1: a plain loop)."""
+    """All objects in ranges of ``step`` bytes, in a plain loop."""
     client, bucket = bare_client(options), options["bucket"]
     wanted = ranges(options["objects"], options["step"])
     client.bucket_exists(bucket)
-    with ThreadPoolExecutor(options["parallel"]) as pool:
-        await go()
-        started = time.monotonic_ns()
-        if options["parallel"] == 1:
-            size = sum(get(client, bucket, *one) for one in wanted)
-        else:
-            size = sum(pool.map(lambda one: get(client, bucket, *one), wanted))
-        ended = time.monotonic_ns()
-    return {**moments(started, len(wanted), ended), "bytes": size}
+    await go()
+    started = time.monotonic_ns()
+    size = sum(get(client, bucket, *one) for one in wanted)
+    return {**moments(started, len(wanted)), "bytes": size}
 
 
 async def ping(options: Options) -> Options:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perf import machine, memory
+from perf import machine
 from perf.rows import BY_NAME
 from tests.broker_process import ROOT, BrokerProcess
 from tests.child_process import Child
@@ -180,7 +180,7 @@ class Bench:
         return child
 
     def touch_memory(self, size: int) -> None:
-        memory.touch(self.settings.directory, int(size * self.settings.scale))
+        machine.touch(self.settings.directory, int(size * self.settings.scale))
 
     def fill(self, options: dict[str, Any], total_bytes: int) -> int:
         """Publish until the topic holds about ``total_bytes``; returns the number of records."""

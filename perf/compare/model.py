@@ -41,6 +41,7 @@ MEANINGS = {
     Level.WRITTEN: "in the operating system's page cache before the ack; survives the death of the process",
     Level.FSYNC: "an fsync that covers it returned before the ack; survives a power cut",
 }
+LABELLED = {level.label: level for level in Level}
 GROUPS = {"memory": Level.TAKEN, "written": Level.WRITTEN, "fsync": Level.FSYNC}  # Danube's name: its level
 
 
@@ -50,15 +51,6 @@ class Unfair(Exception):
 
 class Failed(Exception):
     """A server or a tool did not do what was asked; the message ends with what it printed last."""
-
-
-def level_of(label: str) -> Level:
-    """The level with this label; ValueError when there is none."""
-    for level in Level:
-        if level.label == label:
-            return level
-    known = ", ".join(level.label for level in Level)
-    raise ValueError(f"no durability level is called {label!r}; there are {known}")
 
 
 def group_of(level: Level) -> str:
@@ -235,7 +227,7 @@ class Row:
         """The row that :meth:`line` wrote; ValueError when it is none."""
         try:
             spreads = {name: line[name] and Spread(*line[name]) for name in FIGURES}
-            return cls(**{**line, **spreads, "level": level_of(line["level"])})
+            return cls(**{**line, **spreads, "level": LABELLED[line["level"]]})
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no line of a comparison: {error!r}") from None
 

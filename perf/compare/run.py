@@ -12,7 +12,7 @@ from pathlib import Path
 from perf.compare.model import GROUPS, Failed, Row, Turn, Work, group_of, refuse_unfair, summary
 
 from perf.compare.model import Client, Product, Running, Setting  # isort: skip
-from perf.memory import touch
+from perf.machine import touch
 from perf.turns import GIB
 from tests.broker_process import BrokerFailed
 from tests.child_process import ChildFailed

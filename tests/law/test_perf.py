@@ -28,7 +28,6 @@ PARTS = {
     "perf/loads.py": "perf/turns.py",
     "perf/lone.rs": "perf/grpc_door.py",
     "perf/machine.py": "perf/bench.py",
-    "perf/memory.py": "perf/turns.py",
     "perf/metadata.py": "perf/rows.py",
     "perf/native.py": "perf/rows.py",
     "perf/pump.py": "perf/turns.py",

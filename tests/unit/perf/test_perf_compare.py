@@ -28,7 +28,6 @@ from perf.compare.model import (
     Unfair,
     Work,
     group_of,
-    level_of,
     refuse_unfair,
     summary,
 )
@@ -70,12 +69,6 @@ def test_levels_are_ordered_by_what_they_survive() -> None:
     assert list(Level) == sorted(Level)
     assert Level.TAKEN < Level.IN_MEMORY < Level.WRITTEN_LATER < Level.WRITTEN < Level.FSYNC
     assert set(MEANINGS) == set(Level)
-    assert [level_of(level.label) for level in Level] == list(Level)
-
-
-def test_an_unknown_level_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'durable'; there are taken, in memory"):
-        level_of("durable")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perf import memory
+from perf import machine as memory
 
 
 def passes(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
@@ -20,7 +20,7 @@ def passes(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
             now += took
             yield now
 
-    monkeypatch.setattr("perf.memory.time.monotonic", readings().__next__)
+    monkeypatch.setattr("perf.machine.time.monotonic", readings().__next__)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_an_arrival_beyond_the_limit_is_told_so() -> None:
 
 @pytest.fixture
 def region() -> Iterator[Region]:
-    made = Region.create(3, 1 << 16, 1 << 16)
+    made = Region.create(3, 1 << 16)
     for worker in range(3):
         block = Counters(made, worker)
         block.begin(100 + worker, 1, 0)

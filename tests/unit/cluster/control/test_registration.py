@@ -278,7 +278,7 @@ def test_load_is_what_the_counters_and_the_kernel_say(
     now = [0]
     monkeypatch.setattr("danube.broker.clustered.load_source.clock.monotonic_ns", lambda: now[0])
     monkeypatch.setattr("danube.broker.clustered.load_source.usable_cores", lambda root: Amount(2, ""))
-    region = Region.create(2, 4096, 16 << 20)
+    region = Region.create(2, 4096)
     try:
         counters = [Counters(region, worker) for worker in range(2)]
         (tmp_path / "proc" / "41").mkdir(parents=True)

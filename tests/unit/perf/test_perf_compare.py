@@ -142,7 +142,7 @@ def test_medians_ranges_and_cpu_time_for_a_million() -> None:
 def test_cpu_time_that_cannot_be_told_apart_is_not_known() -> None:
     found = summary([Turn(rate=1.0, seconds=1, records=1)])
     assert found["server_per_million"] is None
-    assert "not known" in table.text([row(**found)])
+    assert "not known" in "".join(table.table([row(**found)]))
 
 
 def test_what_was_lost_is_added_up() -> None:

@@ -434,7 +434,7 @@ class Elsewhere:
         globals()["TOPIC"] = name
         self.channel = FakeChannel()
         self.door.bench.router.remote = RemoteSessions(
-            cast(Any, self.channel), cast(Any, None), {}, self.door.bench.shard, lambda *_: None, lambda: None
+            cast(Any, self.channel), self.door.bench.shard, lambda *_: None, lambda: None
         )
 
     def opened(self) -> None:

@@ -79,11 +79,11 @@ def end_to_end(bench: Bench, consumer_count: int, *, reliable: bool) -> dict[str
     options = bench.options(**bench.settings.sent(bench.settings.batches(GIB)))
     record_count = options["record_count"] + options["warm_count"]
     wanted = record_count if reliable else 0
+    bench.ask("create", options)
     readers = [
         bench.load("read", {**options, "subscription": f"bench-{number}", "record_count": wanted})
         for number in range(consumer_count)
     ]
-    bench.ask("create", options)
     for reader in readers:
         reader.wait_ready()
     resident_before = resident_bytes(bench.broker)

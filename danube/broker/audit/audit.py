@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.broker.audit.lines import Entry
+from danube.broker.audit.lines import Entry, text_of
 from danube.broker.audit.writer import AuditWriter
 from danube.core.protocol.native import Admin
 from danube.core.security.operations import ADMIN
@@ -66,7 +66,7 @@ class Audit:
         ):  # the broker that was asked first has told it
             return
         args = request.args
-        resource = request.partition or next((str(args[one]) for one in _NAMED_BY if args.get(one)), "")
+        resource = request.partition or next((text_of(args[one]) for one in _NAMED_BY if args.get(one)), "")
         details: dict[str, Any] = {name: args[name] for name in _DETAILS if name in args}
         self.tell(asker, request.op, resource, source=f"connection {connection_id}", details=details)
 

@@ -21,6 +21,7 @@ ZERO: Final = "0" * 64
 LINE_BYTES_MAX: Final = 16 * 1024
 TEXT_CHARACTERS_MAX: Final = 512
 _DETAILS_MAX: Final = 64
+_LISTS_MAX: Final = 2  # lists within each other; deeper ones are told as text
 _MARK: Final = b',"hash":"'
 _END: Final = b'"}\n'
 _SUFFIX_BYTES: Final = len(_MARK) + 64 + len(_END)
@@ -123,9 +124,15 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX] + "..."
 
 
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str):
-        return _short(value)
-    if isinstance(value, list | tuple):
-        return [_bounded(one) for one in value[:_DETAILS_MAX]]
-    return value if isinstance(value, int | float | bool) or value is None else _short(str(value))
+def _bounded(value: Any, deep: int = _LISTS_MAX) -> Any:
+    if isinstance(value, list | tuple) and deep:
+        return [_bounded(one, deep - 1) for one in value[:_DETAILS_MAX]]
+    return value if isinstance(value, int | float | bool) or value is None else text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """A short text of what a peer sent, however deep its lists lie in each other."""
+    try:
+        return _short(value if isinstance(value, str) else str(value))
+    except RecursionError:
+        return "..."

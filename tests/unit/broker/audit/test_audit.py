@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube.broker.audit.audit import DENIED, Audit
@@ -25,11 +26,13 @@ from danube.broker.audit.lines import (
     decode,
     encode,
     follows,
+    text_of,
 )
 from danube.broker.audit.trail import list_files, read_head, trail, verify
 from danube.broker.audit.writer import AuditWriter
+from danube.core.protocol import native as wire
 from danube.core.security.principals import Identity, Principal
-from danube.errors import NotFound, StorageFailed, StorageFull
+from danube.errors import NotFound, ProtocolError, StorageFailed, StorageFull
 from danube.host import files
 from tests.unit.faulty_os import FaultyOs, Killed, fail_with
 
@@ -111,6 +114,34 @@ def test_what_a_peer_chose_cannot_make_a_line_long_or_two() -> None:
 def test_details_are_plain_values() -> None:
     raw, _ = encode(entry(1, details={"path": Path("/x"), "none": None, "deep": {"a": 1}}), START)
     assert decode(raw).fields["details"] == {"path": "/x", "none": None, "deep": "{'a': 1}"}
+
+
+@pytest.mark.parametrize("name", ["permissions", "topic", "value"])
+def test_no_request_that_can_be_decoded_is_too_deep_for_a_line(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, name: str
+) -> None:
+    """An error of another kind than ours would end the worker."""
+    audit = Audit(writer_at(tmp_path), loop)
+    depth = 0
+    for depth in range(50, 1_000, 50):
+        raw = msgspec.msgpack.encode({"op": "delete_topic", "args": {name: 0}})[:-1] + b"\x91" * depth + b"\1"
+        try:
+            request = wire.decode_control(raw, wire.Admin)
+        except ProtocolError:
+            break
+        audit.request(ANN, request, 1)
+    audit.close()
+    told = [line for line in trail(tmp_path) if line["operation"] == "delete_topic"]
+    assert len(told) == depth // 50 - (depth < 950) > 10 and not found(tmp_path)
+
+
+def test_text_of_what_cannot_be_shown_is_a_mark() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert text_of(deep) == "..."
+    while deep:
+        deep = deep.pop()
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b'{"seq":1,"hash":"' + b"0" * 64 + b'"}\n'])

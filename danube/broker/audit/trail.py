@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from danube.host import files
 
 FOLDER: Final = "audit"
 HEAD_BYTES: Final = 128
+END_BYTES: Final = 128 * 1024  # of a file: more than a line and a part of another one
 _FILE: Final = re.compile(r"worker-(\d{1,6})-(\d{6,12})\.jsonl\Z")
 _HEAD: Final = re.compile(r"worker-(\d{1,6})\.head\Z")
 _TORN_SHOWN: Final = "the last line is not whole"
@@ -88,7 +90,7 @@ def read_head(directory: Path, worker: int) -> Place | None:
 
 def read_end(path: Path) -> tuple[Line | None, int]:
     """The last whole line of a file, None if none can be read, and how many bytes are behind it."""
-    raw = _read(path)
+    raw = _read(path, END_BYTES)
     whole = raw.rfind(b"\n") + 1
     start = raw.rfind(b"\n", 0, max(0, whole - 1)) + 1
     try:
@@ -226,9 +228,14 @@ class _Chain:
         self._found.findings.append(Finding(path, line, what))
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, end_bytes: int = 0) -> bytes:
+    """The bytes of a file, or so many of its end."""
     try:
-        return path.read_bytes()
+        if not end_bytes:
+            return path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - end_bytes))
+            return file.read(end_bytes)
     except FileNotFoundError:
         return b""  # retention removed it between the list and here
     except OSError as error:

@@ -68,6 +68,8 @@ class AuditWriter:
         try:
             files.make_directory(self._directory)
             before = [one for one in list_files(self._directory) if one.worker == self._worker]
+            if before and not before[-1].path.stat().st_size:  # of a beginning that failed
+                files.unlink(before.pop().path)
             self._number = before[-1].number + 1 if before else 1
             last = next((one for one in reversed(before) if one.path.stat().st_size), None)
             torn = self._find_place(last)
@@ -76,7 +78,7 @@ class AuditWriter:
             details = {"pid": os.getpid(), "after": last.path.name if last else "", "torn_bytes": torn}
             self._write(Entry(self._now_us(), BEGIN, "allowed", details=details))
             self._retain()
-        except OSError:
+        except (OSError, StorageFailed):
             self._let_go()
             raise
 
@@ -122,6 +124,9 @@ class AuditWriter:
         except OSError as error:
             self.lost += 1
             raise _failed(self.path, error) from None
+        except StorageFailed:
+            self.lost += 1
+            raise
 
     def _write(self, entry: Entry) -> None:
         raw, place = encode(entry, self.place)
@@ -174,7 +179,7 @@ class AuditWriter:
         try:
             if self._keep_us:
                 self._remove(self._expired())
-        except OSError:
+        except (OSError, StorageFailed):
             pass
 
     def _expired(self) -> list[AuditFile]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube.broker.audit import trail as trail_module
 from danube.broker.audit.audit import DENIED, Audit
 from danube.broker.audit.lines import (
     LINE_BYTES_MAX,
@@ -28,7 +29,7 @@ from danube.broker.audit.lines import (
     follows,
     text_of,
 )
-from danube.broker.audit.trail import list_files, read_head, trail, verify
+from danube.broker.audit.trail import END_BYTES, list_files, read_end, read_head, trail, verify
 from danube.broker.audit.writer import AuditWriter
 from danube.core.protocol import native as wire
 from danube.core.security.principals import Identity, Principal
@@ -351,6 +352,64 @@ def test_a_line_that_cannot_be_written_is_an_error_and_is_counted(
     writer.close()
     lost = [line["details"] for line in trail(tmp_path) if line["operation"] == "audit.lost"]
     assert lost == [{"lines": 1}] and not found(tmp_path)
+
+
+def test_a_full_disk_gathers_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    writer = AuditWriter(tmp_path, 0, Clock())
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "pwritev", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        for number in range(5):
+            with pytest.raises(StorageFull):
+                writer.append(entry(number))
+    assert len(list_files(tmp_path)) == 2
+    writer.append(entry(5))
+    writer.close()
+    assert len(list_files(tmp_path)) == 2 and not found(tmp_path)
+
+
+def test_an_old_file_that_cannot_be_read_stops_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = written(tmp_path)
+    os.utime(old, (1, 1))
+    writer = writer_at(tmp_path, file_bytes_max=1)
+    writer._keep_us = 1_000_000_000
+    read = trail_module._read
+
+    def refused(path: Path, *rest: Any) -> bytes:
+        if path == old:
+            raise StorageFailed("a bad block")
+        return read(path, *rest)
+
+    monkeypatch.setattr(trail_module, "_read", refused)
+    writer.append(entry(9))
+    writer.close()
+    monkeypatch.undo()
+    assert old.exists() and not found(tmp_path)
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = AuditWriter(tmp_path, 0, Clock())
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "list_names", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        with pytest.raises(StorageFailed):
+            writer.append(entry(1))
+    writer.append(entry(2))
+    writer.close()
+    lost = [line["details"] for line in trail(tmp_path) if line["operation"] == "audit.lost"]
+    assert lost == [{"lines": 1}]
+
+
+def test_the_end_of_a_large_file_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention looks for the ends of many files while a worker waits."""
+    path = written(tmp_path, count=600)
+    assert path.stat().st_size > END_BYTES
+    monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("the whole file is read"))
+    line, torn = read_end(path)
+    assert line is not None and (line.place.number, torn) == (601, 0)
 
 
 def test_each_failing_call_leaves_a_chain_that_is_whole(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from danube.cli.terminal.private_file import put_file, read_file
 from danube.errors import InvalidArgument, NotFound, StorageFailed
+from danube.host import files
 
 if TYPE_CHECKING:
     from danube.host.certificates import Facts, Pair, Wanted
@@ -17,7 +18,6 @@ AUTHORITY_DAYS: Final = 3_650
 LEAF_DAYS: Final = 365
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _OPEN_MODE: Final = 0o644
-_FOLDER_MODE: Final = 0o700
 
 
 def own_hosts(hosts: Sequence[str]) -> list[str]:
@@ -47,7 +47,7 @@ class CertificateFolder:
         self._now = certificates.now_utc(wall_us())
         self._authorities: dict[str, Pair] = {}
         try:
-            directory.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            files.make_directory(directory)
         except OSError as error:
             raise StorageFailed(f"{directory} cannot be made", why=error.strerror or str(error)) from None
 

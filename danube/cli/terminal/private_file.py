@@ -6,20 +6,20 @@ import os
 from pathlib import Path
 
 from danube.errors import NotFound, StorageFailed
+from danube.host import files
 
 PRIVATE = 0o600
 FILE_BYTES_MAX = 1 << 20
-_FOLDER = 0o700
 
 
 def put_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
-    """Replace a file, whatever the umask says; a missing folder is made for its owner alone.
+    """Replace a file, whatever the umask says; missing folders are made for their owner alone.
 
     Raises StorageFailed, and then the old content is there.
     """
     fresh = path.with_name(path.name + ".new")
     try:
-        path.parent.mkdir(mode=_FOLDER, parents=True, exist_ok=True)
+        files.make_directory(path.parent)
         fresh.unlink(missing_ok=True)
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
         with open(fd, "wb") as file:

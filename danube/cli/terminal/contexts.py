@@ -73,7 +73,10 @@ def check_name(name: str) -> None:
 
 
 def read(environ: Mapping[str, str]) -> Contexts:
-    """Read all contexts; none where there is no file.  ConfigInvalid for one that cannot be read."""
+    """Read all contexts; none where there is no file, or in a home that is not this user's.
+
+    ConfigInvalid for one that cannot be read.
+    """
     path = file_of(environ)
     try:
         with path.open("rb") as file:
@@ -84,7 +87,7 @@ def read(environ: Mapping[str, str]) -> Contexts:
         if not all(isinstance(text, str) for text in texts) or not names <= VARIABLES.keys():
             raise ValueError("it has fields that this version does not know")
         return Contexts(current, by_name)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return Contexts()
     except OSError as error:
         raise ConfigInvalid(f"{path} cannot be read", why=error.strerror or str(error)) from None

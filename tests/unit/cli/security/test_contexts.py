@@ -213,6 +213,16 @@ def test_files_that_cannot_be_read_or_written_are_errors(danube: Line, tmp_path:
     assert contexts.read({"XDG_CONFIG_HOME": str(tmp_path / "file")}).by_name == {}
 
 
+def test_a_home_of_another_user_has_no_contexts(danube: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `runuser`, which keeps HOME, or in a unit with ProtectHome: commands go on as without any."""
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert contexts.read(danube.environ).by_name == {}
+
+
 def test_the_folder_follows_xdg_and_home() -> None:
     assert contexts.folder({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/danube")
     assert contexts.folder({"XDG_CONFIG_HOME": "x", "HOME": "/h"}) == Path("/h/.config/danube")

@@ -53,7 +53,7 @@ class Audit:
         self._loop = loop
         self._required = required
         self._now_us = now_us
-        self._sync_due: asyncio.TimerHandle | None = None
+        self._sync_due: asyncio.TimerHandle | None = None  # until its thread has ended
         self._folded: dict[tuple[str, str, str], tuple[Entry, int, int]] = {}  # first line, when, more since
         self._told_number = 0
         self._told_us = 0
@@ -133,8 +133,11 @@ class Audit:
             self._sync_due = self._loop.call_later(SYNC_DELAY_S, self._sync)
 
     def _sync(self) -> None:
-        self._sync_due = None
-        self._loop.run_in_executor(None, self._sync_in_thread)
+        self._loop.run_in_executor(None, self._sync_in_thread).add_done_callback(self._synced)
+
+    def _synced(self, _done: asyncio.Future[None]) -> None:
+        """Sync what was written meanwhile.  A disk that hangs holds one thread, not one for each 50 ms."""
+        self._sync_due = self._loop.call_later(SYNC_DELAY_S, self._sync) if self._writer.dirty else None
 
     def _sync_in_thread(self) -> None:
         try:

@@ -52,7 +52,7 @@ class AuditWriter:
         self._head_fd = -1
         self._size = 0
         self._number = 0
-        self._dirty = False
+        self.dirty = False  # lines were written since the last sync
         self._sync_failed = False
         self.lost = 0  # lines that could not be written, until one could
         self.place = START
@@ -138,7 +138,7 @@ class AuditWriter:
             raise
         self._size += len(raw)
         self.place = place
-        self._dirty = True
+        self.dirty = True
 
     def _take_back(self) -> None:
         """Remove a part of a line, which would look like a change; else the next line begins a new file."""
@@ -162,9 +162,9 @@ class AuditWriter:
 
     def sync(self) -> None:
         """Put what was written on disk; may run in a thread of its own.  Raises OSError."""
-        if not self._dirty:
+        if not self.dirty:
             return
-        self._dirty = False
+        self.dirty = False
         fd = os.dup(self._fd)  # the writer may roll or close while this waits
         try:
             files.fdatasync(fd)
@@ -226,7 +226,7 @@ class AuditWriter:
             except OSError:
                 pass  # the descriptor is free all the same (close(2))
         self._fd = self._head_fd = -1
-        self._dirty = self._sync_failed = False
+        self.dirty = self._sync_failed = False
 
 
 def _failed(path: Path, error: OSError) -> StorageFailed | StorageFull:

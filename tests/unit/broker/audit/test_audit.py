@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube.broker.audit import audit as audit_module
 from danube.broker.audit import trail as trail_module
 from danube.broker.audit.audit import DENIED, Audit
 from danube.broker.audit.lines import (
@@ -568,6 +570,38 @@ def test_lines_are_synced_in_groups(
     audit.tell(ANN, "delete_topic", "/default/y")
     audit.close()
     assert len(list_files(tmp_path)) == 2 and not found(tmp_path)  # after a failed sync a new file begins
+
+
+def test_a_disk_that_hangs_holds_one_thread(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "SYNC_DELAY_S", 0)
+    audit = Audit(writer_at(tmp_path), loop)
+    hanging, begun = threading.Event(), []
+
+    def sync(fd: int) -> None:
+        begun.append(fd)
+        hanging.wait(20)
+
+    monkeypatch.setattr(files, "fdatasync", sync)
+
+    async def tell() -> None:
+        audit.tell(ANN, "delete_topic", "/default/a")
+        while not begun:
+            await asyncio.sleep(0)
+        for number in range(20):
+            audit.tell(ANN, "delete_topic", f"/default/{number}")
+            await asyncio.sleep(0.005)
+        assert len(begun) == 1
+        hanging.set()
+        while len(begun) < 2:  # what was written meanwhile
+            await asyncio.sleep(0)
+        while audit._sync_due is not None:
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(tell())
+    assert len(begun) == 2
+    audit.close()
 
 
 def test_the_head_is_named_in_the_log(

@@ -438,6 +438,26 @@ def test_a_batch_that_is_sent_again_is_answered_and_not_counted(bench: Limited, 
         assert kinds(bench) == [Kind.PUBLISHED]
 
 
+@pytest.mark.parametrize("limit", ["max_publish_rate_per_topic", "max_storage_bytes_per_topic"])
+def test_a_stored_batch_that_is_sent_again_is_never_called_refused(
+    bench: Limited, at: list[int], limit: str
+) -> None:
+    bench.limit(**{limit: 1})
+    bench.request(bench.client, Kind.OPEN_PRODUCER, OpenProducer(ORDERS, "p"), 1)
+    opened = wire.decode_control(bench.client.only(Kind.PRODUCER_OPENED).body, wire.ProducerOpened)
+    numbers = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    stored = numbered(10, base_sequence=0, **numbers)
+    bench.publish(bench.client, stored, 1)
+    bench.turn()
+    bench.shard.second()
+    bench.client.take()
+    bench.publish(bench.client, numbered(1, base_sequence=10, **numbers), 1)
+    assert isinstance(bench.client.only(Kind.ERROR).error, QuotaExceeded), "too much by far"
+    bench.publish(bench.client, stored, 1)  # its answer was lost with a connection
+    bench.turn()
+    assert kinds(bench) == [Kind.PUBLISHED]
+    assert bench.shard.partitions[ORDERS].high_watermark == 10
+
 # -- stored bytes -------------------------------------------------------------------------------------
 
 

@@ -238,7 +238,7 @@ class HostedPartition:
         if self.log is not None and self.log.failure is not None:  # not yet handled by the storage agent
             raise StorageFailed(f"{self.name} cannot be written now", hint="send again")
         rate = self.publish_rate
-        if rate is not None and not self.core.repeats(header):  # what is stored must not be called refused
+        if rate is not None and self.core.expects(header):  # what is stored must not be called refused
             self._check_rate(session, rate)
         admitted = self.core.admit(header, now_us)
         if isinstance(admitted, Duplicate):

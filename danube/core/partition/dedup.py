@@ -168,12 +168,12 @@ class ProducerTable:
             raise _gap(header, expected)
         return _find_duplicate(known, header)
 
-    def repeats(self, header: BatchHeader) -> bool:
-        """Whether the batch has a number that its producer has used; ``check`` finds or refuses it."""
+    def expects(self, header: BatchHeader) -> bool:
+        """Whether the batch is no repetition and skips none, as far as its producer is known."""
         known = self._by_id.get(header.producer_id)
         if known is None or header.producer_epoch != known.epoch:
-            return False
-        return header.base_sequence < known.next_sequence
+            return True
+        return header.base_sequence == known.next_sequence
 
     def remember(
         self, producer: ProducerState, header: BatchHeader, offset: int, epoch: int, written_end: int

@@ -188,9 +188,9 @@ class Partition:
         self.log_end = base_offset + header.record_count
         return admitted
 
-    def repeats(self, header: BatchHeader) -> bool:
-        """Whether ``admit`` would give the batch no new offset: its producer sends it again."""
-        return header.producer_id != 0 and self._producers.repeats(header)
+    def expects(self, header: BatchHeader) -> bool:
+        """False if ``admit`` gives the batch no offset: it repeats one, or follows one that was refused."""
+        return not header.producer_id or self._producers.expects(header)
 
     def written(self, end: int) -> int:
         """The log is in the page cache (or memory) up to ``end``; return the high watermark."""

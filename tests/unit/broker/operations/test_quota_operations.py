@@ -24,6 +24,7 @@ from danube.errors import (
     PolicyMismatch,
     QuotaExceeded,
     RecordTooLarge,
+    SequenceGap,
     TopicNotFound,
 )
 from danube.host import clock
@@ -457,6 +458,24 @@ def test_a_stored_batch_that_is_sent_again_is_never_called_refused(
     bench.turn()
     assert kinds(bench) == [Kind.PUBLISHED]
     assert bench.shard.partitions[ORDERS].high_watermark == 10
+
+
+def test_what_follows_a_refused_batch_lets_the_connection_rest_no_longer(
+    bench: Limited, at: list[int]
+) -> None:
+    bench.limit(max_publish_rate_per_topic=1)
+    bench.request(bench.client, Kind.OPEN_PRODUCER, OpenProducer(ORDERS, "p"), 1)
+    opened = wire.decode_control(bench.client.only(Kind.PRODUCER_OPENED).body, wire.ProducerOpened)
+    numbers = {"producer_id": opened.producer_id, "producer_epoch": opened.epoch}
+    bench.publish(bench.client, numbered(10, base_sequence=0, **numbers), 1)
+    bench.publish(bench.client, numbered(1, base_sequence=10, **numbers), 1)
+    assert isinstance(bench.client.only(Kind.ERROR).error, QuotaExceeded)
+    assert bench.client.rest_ns
+    bench.client.rest_ns = 0  # it has rested
+    bench.publish(bench.client, numbered(1, base_sequence=11, **numbers), 1)  # it was on its way already
+    assert isinstance(bench.client.only(Kind.ERROR).error, SequenceGap)
+    assert bench.client.rest_ns == 0
+
 
 # -- stored bytes -------------------------------------------------------------------------------------
 

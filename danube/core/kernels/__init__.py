@@ -3,7 +3,7 @@
 Importing this package costs nothing.  :func:`load` takes compiled kernels from the disk, which needs LLVM's
 linker alone (0.1 s), or compiles them with Numba (some 20 s) and keeps them.  Callers look at
 :data:`available` and use their twin while it is False; both give the same, so a process may go over to
-kernels between any two calls.
+kernels between any two calls.  Kernels of cursors are their own twins: they run as they are written.
 """
 
 from __future__ import annotations

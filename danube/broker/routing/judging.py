@@ -21,6 +21,7 @@ from danube.core.security.principals import Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, NotAuthenticated
 
 _LISTS: Final = ("namespaces", "list_topics", "schema.subjects")
+UNUSED_GRANTS_MAX: Final = 64  # of a connection, before they are looked for
 JUDGED_AT_ONCE: Final = 1_000  # grants in one turn, when rights have changed
 
 
@@ -91,7 +92,24 @@ class Judging:
             raise InvalidArgument(
                 f"handle {handle} is in use on this connection", hint="choose another number"
             )
+        opened = sum(map(len, (session.routes, session.producers, session.consumers, session.opening)))
+        if len(session.grants) > 2 * opened + UNUSED_GRANTS_MAX:  # most of what was asked for did not open
+            session.grants = {one: kept for one, kept in session.grants.items() if session.holds(one)}
         session.grants[handle] = grant
+
+    def close(self, session: RoutedSession, handle: int, kind: int) -> None:
+        """Drop the grant of a handle that its client closes.
+
+        Refuse the close of a producer where a consumer is open, or the other way round: that closes nothing,
+        and a handle without a grant would outlive its rights.
+        """
+        grant: Grant | None = session.grants.get(handle)
+        if grant is None:
+            return
+        if grant.closes != kind:
+            what = "consumer" if grant.closes is Kind.CLOSE_CONSUMER else "producer"
+            raise InvalidArgument(f"handle {handle} is a {what}'s", hint="close it as what it was opened")
+        del session.grants[handle]
 
     def admin(self, session: RoutedSession, request: Admin) -> None:
         """Judge an operation; what is forwarded is judged for who asked the other broker."""

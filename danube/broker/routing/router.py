@@ -52,6 +52,7 @@ _OPERATIONS: dict[str, Operation] = {
 }  # fmt: skip
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
+_OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 _REQUESTS = frozenset(
     map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN))
 )
@@ -146,6 +147,9 @@ class Router:
             self._shard.on_frame(session, frame, buffer)
             return True
         if self.remote is None or not self.remote.forward(worker, session, frame, buffer):
+            if session.grants and kind in _OPENS:  # nothing is opened yet: the same frame comes again
+                session.grants.pop(frame.handle, None)
+                session.routes.pop(frame.handle, None)
             return False
         if kind in _REQUESTS:
             session.requests[frame.correlation] = worker
@@ -190,7 +194,8 @@ class Router:
                 judging.subscribe(session, frame.handle, subscribed)
             worker = self.owner(subscribed.partition)
         elif kind in _CLOSES:
-            session.grants.pop(frame.handle, None)
+            if judging is not None:
+                judging.close(session, frame.handle, kind)
             return session.routes.get(frame.handle, self._worker)
         elif kind == Kind.ADMIN:
             request = wire.decode_control(body, Admin)

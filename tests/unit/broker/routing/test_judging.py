@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from danube.broker.routing.judging import JUDGED_AT_ONCE, Judging, Recall, asking
+from danube.broker.routing.judging import JUDGED_AT_ONCE, UNUSED_GRANTS_MAX, Judging, Recall, asking
 from danube.core.metadata.commands import Binding, DeleteBinding, PutBinding
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import FailurePolicy
@@ -150,6 +150,26 @@ def test_grants_of_closed_handles_are_dropped(court: Court) -> None:
     court.judging.again(court.session)
     assert court.session.grants == {} and court.routed == []
     court.open(1)
+
+
+def test_a_handle_is_closed_only_as_what_it_was_opened(court: Court) -> None:
+    """Else a consumer would go on without a grant, and outlive its rights."""
+    court.bind("producer")
+    court.open(1)
+    with pytest.raises(InvalidArgument, match="producer's"):
+        court.judging.close(court.session, 1, Kind.CLOSE_CONSUMER)
+    assert list(court.session.grants) == [1]
+    court.judging.close(court.session, 1, Kind.CLOSE_PRODUCER)
+    court.judging.close(court.session, 1, Kind.CLOSE_PRODUCER)
+    assert court.session.grants == {}
+
+
+def test_grants_of_what_never_opens_do_not_pile_up(court: Court) -> None:
+    court.bind("producer")
+    court.open(1)
+    for handle in range(2, 1_000):
+        court.judging.open_producer(court.session, handle, OpenProducer(TOPIC, "p"))
+    assert len(court.session.grants) <= UNUSED_GRANTS_MAX + 3 and 1 in court.session.grants
 
 
 def test_lists_leave_out_what_is_not_seen(court: Court) -> None:

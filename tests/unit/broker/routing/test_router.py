@@ -10,8 +10,11 @@ import pytest
 
 from danube.broker.api import RoutedSession
 from danube.broker.routing.remote import RecordKind, RemoteSessions
+from danube.core.metadata.roles import Access
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind
+from danube.core.security.authority import Authority
+from danube.core.security.principals import Identity, Principal
 from danube.errors import (
     CallerError,
     InvalidArgument,
@@ -104,6 +107,22 @@ def test_a_full_ring_is_offered_the_same_frame_again(bench: Routed) -> None:
     assert not bench.route(bench.session, close) and bench.session.routes == {1: 1}
     bench.remote.room = True
     assert bench.route(bench.session, close) and bench.session.routes == {}
+
+
+def test_a_full_ring_is_offered_what_opens_again_where_access_is_controlled(tmp_path: Path) -> None:
+    ada = Identity(Principal("user", "ada"), "token")
+    bench = Routed(tmp_path, authority=Authority(Access, frozenset({ada.principal})))
+    bench.session.identity = ada
+    bench.remote.room = False
+    raw = wire.control_frame(Kind.SUBSCRIBE, wire.Subscribe(bench.there, "s", "c"), 5, 1)
+    assert not bench.route(bench.session, raw)
+    bench.remote.room = True
+    assert bench.route(bench.session, raw)
+    assert bench.session.take() == [] and bench.session.routes == {1: 1} and list(bench.session.grants) == [1]
+    assert bench.route(bench.session, wire.control_frame(Kind.CLOSE_PRODUCER, None, 6, 1))
+    assert isinstance(bench.error(), InvalidArgument), "it is a consumer"
+    assert bench.session.routes == {1: 1} and list(bench.session.grants) == [1]
+    bench.shard.close()
 
 
 def test_answers_settle_their_requests(bench: Routed) -> None:

@@ -78,10 +78,19 @@ def filled(args: Args, cls: type[_T], **known: Any) -> _T:
 
 
 def listed(
-    args: Args, rows: Iterable[_T], key: Callable[[_T], str], entry: Callable[[_T], Any]
+    args: Args,
+    rows: Iterable[_T],
+    key: Callable[[_T], str],
+    entry: Callable[[_T], Any],
+    shows: Callable[[str], bool] | None = None,
 ) -> list[Any] | dict[str, Any]:
-    """The entries whose keys begin with ``prefix`` and lie behind ``after``, in the order of their keys."""
+    """The entries whose keys begin with ``prefix`` and lie behind ``after``, in the order of their keys.
+
+    ``shows`` tells by its key whether the asking one sees a row; else a page would end at what is hidden.
+    """
     chosen = selected(args, rows, key)
+    if shows is not None:
+        chosen = [row for row in chosen if shows(key(row))]
     limit = integer(args, "limit", 0)
     entries: list[Any] = []
     size = 0

@@ -75,6 +75,7 @@ class Operations:
         self.ask_owner: AskOwner
         self.identity = INTERNAL
         self.authority = EVERYBODY
+        self.shows: Callable[[str], bool] | None = None  # of a list, by its key; None: everything
         self.signer: TokenSigner | None = None
         self.refresh = refresh
         self.status = status
@@ -88,10 +89,10 @@ class Operations:
         self._proposals = proposals
         self._metadata_changed = metadata_changed
 
-    def acting_for(self, identity: Identity) -> Operations:
-        """Return these operations for one request; ``identity`` is who asks."""
+    def acting_for(self, identity: Identity, shows: Callable[[str], bool] | None = None) -> Operations:
+        """Return these operations for one request; ``identity`` is who asks, and ``shows`` what he sees."""
         other = copy.copy(self)
-        other.identity = identity
+        other.identity, other.shows = identity, shows
         return other
 
     @property

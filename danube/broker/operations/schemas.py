@@ -261,7 +261,8 @@ def _versions(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _subjects(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer(listed(args, operations.state.registry.subjects(), lambda one: one.subject, _summary))
+    subjects = operations.state.registry.subjects()
+    answer(listed(args, subjects, lambda one: one.subject, _summary, operations.shows))
 
 
 def _version_key(version: SchemaVersion) -> str:

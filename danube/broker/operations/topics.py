@@ -97,14 +97,14 @@ def _status(operations: Operations, args: Args, answer: Answer) -> None:
 
 def _namespaces(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
-    answer(listed(args, operations.state.namespaces(), str, str))
+    answer(listed(args, operations.state.namespaces(), str, str, operations.shows))
 
 
 def _list_topics(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
     namespace = args.get("namespace")
     records = operations.state.topics(None if namespace is None else str(namespace))
-    answer(listed(args, records, lambda record: record.topic, topic_entry))
+    answer(listed(args, records, lambda record: record.topic, topic_entry, operations.shows))
 
 
 def _topic(operations: Operations, args: Args, answer: Answer) -> None:

@@ -8,10 +8,9 @@ grants are judged again, and handles that are no longer allowed are closed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from danube.broker.api import Holder, RoutedSession
-from danube.broker.operations.context import Answer
 from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind, Lookup, OpenProducer, Subscribe
@@ -121,23 +120,17 @@ class Judging:
             raise NotAllowed("only a broker forwards requests", hint="ask without `forwarded`")
         self._demand(asking(session.identity, request), row, request)
 
-    def shown(self, session: RoutedSession, request: Admin, answer: Answer) -> Answer:
-        """Return an answer to a request that leaves out of a list what the asking one does not see.
+    def shows(self, asker: Identity, op: str) -> Callable[[str], bool] | None:
+        """Return a test of what a list shows to who asks, by its keys; None: everything.
 
-        A page may be shorter then; the next one begins where it ended all the same.
+        Rows are left out before a page is cut, so that no page ends at the name of a hidden one.
         """
-        sight = Sight(self.authority, asking(session.identity, request), self._state())
-        if request.op not in _LISTS or sight.identity.how == "internal":
-            return answer
-
-        def shown(value: Any) -> None:
-            if isinstance(value, dict):
-                value = {**value, "entries": _seen(request.op, value["entries"], sight)}
-            elif isinstance(value, list):
-                value = _seen(request.op, value, sight)
-            answer(value)
-
-        return shown
+        if op not in _LISTS or asker.how == "internal":
+            return None
+        sight = Sight(self.authority, asker, self._state())
+        if op == "list_topics":
+            return sight.topics()
+        return sight.namespace if op == "namespaces" else sight.subject
 
     def _demand(self, identity: Identity, row: Row, request: object) -> None:
         judge(self.authority, identity, row, request, self._state())
@@ -167,15 +160,6 @@ class Judging:
                 return  # the ring is full: the next look closes it
         session.grants.pop(handle, None)
         session.send_error(error.with_traceback(None), 0, handle)
-
-
-def _seen(op: str, entries: list[Any], sight: Sight) -> list[Any]:
-    if op == "namespaces":
-        return [name for name in entries if sight.namespace(name)]
-    if op == "schema.subjects":
-        return [one for one in entries if sight.subject(one["subject"])]
-    sees = sight.topics()
-    return [one for one in entries if sees(one["topic"])]
 
 
 def asking(session_identity: Identity, request: Admin) -> Identity:

@@ -353,8 +353,8 @@ class Router:
             raise InvalidArgument(what, hint="the client may be newer")
         answer, operations = self._answer_to(session, correlation), self.operations
         if self.judging is not None:
-            answer = self.judging.shown(session, request, answer)
-            operations = operations.acting_for(asking(session.identity, request))
+            asker = asking(session.identity, request)
+            operations = operations.acting_for(asker, self.judging.shows(asker, request.op))
         operation(operations, request.args, answer)
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:

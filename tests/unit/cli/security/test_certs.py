@@ -84,11 +84,11 @@ def test_dev_makes_what_each_end_takes(tmp_path: Path) -> None:
         found = told(*words, "--as", role, *(["--host", host] if host else []))
         assert found["refused"] == []
     node = Files(folder / "node-17.pem", folder / "node-17.key", folder / "cluster-authority.pem")
-    assert problems(node, NODE, "", NOW) == []
+    assert problems(node, NODE, "", datetime.now(UTC)) == []
     (facts,) = certificates.describe(node.certificate.read_bytes())
     names = [tuple(name.split(":", 1)) for name in facts.names]
     assert identity_problem({"subjectAltName": names}, "17", "elsewhere") == ""
-    assert problems(Files(node.certificate, node.key, ca), NODE, "", NOW) == [
+    assert problems(Files(node.certificate, node.key, ca), NODE, "", datetime.now(UTC)) == [
         f"no authority of {ca} signed it"
     ]
 

@@ -35,8 +35,11 @@ class PublishRate:
         return self._per_second
 
     def set(self, records: int, size_bytes: int) -> None:
-        """Change the rates; what is owed is owed at the old rate."""
+        """Change the rates; what is owed is owed at the old rate, and nothing where there is no rate now."""
         self._per_second = (records, size_bytes)
+        for kind, limit in enumerate(self._per_second):
+            if not limit:
+                self._paid_ns[kind] = 0
 
     def check(self, partition: str, now_ns: int) -> None:
         """Raise QuotaExceeded if a batch may not be taken now."""

@@ -77,6 +77,16 @@ def test_a_changed_rate_holds_for_what_follows() -> None:
     assert take(rate, 1_000, 1_020, later) <= later + 1_000 * MS
 
 
+def test_nothing_is_owed_at_a_rate_that_was_taken_away() -> None:
+    rate = PublishRate(10, 1)
+    take(rate, 1, 1, NOW, size_bytes=9)
+    rate.set(10, 1)
+    with pytest.raises(QuotaExceeded, match="max_publish_bytes_per_topic"):
+        take(rate, 1, 2, NOW)
+    rate.set(10, 0)  # stored bytes may be limited still
+    take(rate, 1, 2, NOW)
+
+
 @given(st.integers(1, 1_000), st.lists(st.tuples(st.integers(1, 500), st.integers(0, 700)), max_size=60))
 def test_no_more_passes_than_the_rate_and_what_was_saved_and_owed(
     per_second: int, batches: list[tuple[int, int]]

@@ -61,6 +61,7 @@ class RoutedSession(Session):
         self.routes: dict[int, int] = {}  # handle -> the other worker where it lives
         self.requests: dict[int, int] = {}  # correlation -> other worker that owes the answer
         self.known_to: set[int] = set()  # other workers that keep something for this connection
+        self.told = False  # the next frame is an operation that a full ring refused, and audited already
 
     def holds(self, handle: int) -> bool:
         """Return whether a handle is open, here or elsewhere, or is being opened."""

@@ -150,6 +150,7 @@ class Router:
             if session.grants and kind in _OPENS:  # nothing is opened yet: the same frame comes again
                 session.grants.pop(frame.handle, None)
                 session.routes.pop(frame.handle, None)
+            session.told = kind == Kind.ADMIN
             return False
         if kind in _REQUESTS:
             session.requests[frame.correlation] = worker
@@ -212,6 +213,7 @@ class Router:
     def _judge(self, session: RoutedSession, request: Admin) -> None:
         """Raise NotAllowed unless the session may have the operation carried out, and have either written."""
         asker, audit = asking(session.identity, request), self.audit
+        told, session.told = session.told, False
         try:
             if self.judging is not None:
                 self.judging.admin(session, request)
@@ -220,7 +222,7 @@ class Router:
                 source = f"connection {session.connection_id}"
                 audit.tell(asker, request.op, request.partition, DENIED, source=source, code=error.code)
             raise
-        if audit is not None:
+        if audit is not None and not told:
             audit.request(asker, request, session.connection_id)
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:

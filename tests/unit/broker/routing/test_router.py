@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from danube.broker.api import RoutedSession
+from danube.broker.audit.audit import Audit
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.metadata.roles import Access
 from danube.core.protocol import native as wire
@@ -123,6 +124,27 @@ def test_a_full_ring_is_offered_what_opens_again_where_access_is_controlled(tmp_
     assert isinstance(bench.error(), InvalidArgument), "it is a consumer"
     assert bench.session.routes == {1: 1} and list(bench.session.grants) == [1]
     bench.shard.close()
+
+
+def test_an_operation_that_a_full_ring_refuses_is_audited_once(bench: Routed) -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.ops: list[str] = []
+
+        def request(self, asker: Any, request: wire.Admin, connection_id: int) -> None:
+            self.ops.append(request.op)
+
+    told = Told()
+    bench.router.audit = cast(Audit, told)
+    bench.remote.room = False
+    raw = wire.control_frame(Kind.ADMIN, wire.Admin("seek", bench.there), 5)
+    for _ in range(3):
+        assert not bench.route(bench.session, raw)
+    bench.remote.room = True
+    assert bench.route(bench.session, raw)
+    assert told.ops == ["seek"]
+    assert bench.route(bench.session, raw)
+    assert told.ops == ["seek", "seek"], "this is another one"
 
 
 def test_answers_settle_their_requests(bench: Routed) -> None:

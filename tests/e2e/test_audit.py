@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from danube import sync
 from danube.broker.audit.trail import trail, verify
+from danube.server.proto import DanubeAdmin_pb2 as pb
 from tests.broker_process import BrokerProcess
+from tests.e2e.authority_site import ENVIRONMENT, root, token
+from tests.e2e.grpc_parts import DanubeCalls
+from tests.grpc_client import GrpcError
 
 ON = {"DANUBE_AUDIT__MODE": "on"}
 
@@ -44,6 +50,28 @@ def test_requests_that_change_something_are_told_and_reading_is_not(tmp_path: Pa
         assert row["principal"] == "anonymous" and row["details"] == {"partitions": 2}
     assert b"secret payload" not in b"".join(path.read_bytes() for path in audit.iterdir())
     assert not verify(audit).findings
+
+
+def test_a_grpc_call_that_administers_is_told_under_its_caller(tmp_path: Path) -> None:
+    create, delete = "TopicAdmin/CreateTopic", "SecurityAdmin/DeleteRole"
+    with BrokerProcess(tmp_path / "data", workers=1, environment=ON | ENVIRONMENT) as broker:
+        calls = DanubeCalls(broker.admin_address)
+        calls.fields = [("authorization", f"Bearer {root()}")]
+        calls.admin(create, pb.NewTopicRequest(name="/default/a", dispatch_strategy=1))
+        calls.admin("BrokerAdmin/ListNamespaces", pb.Empty())
+        calls.fields = [("authorization", f"Bearer {token('bob')}")]
+        with pytest.raises(GrpcError):
+            calls.admin(delete, pb.DeleteRoleRequest(name="mine"))
+        calls.close()
+    lines = [
+        (one["operation"].partition(".")[2], one["resource"], one["principal"], one["outcome"])
+        for one in trail(tmp_path / "data" / "audit")
+        if one["operation"].startswith("/")
+    ]
+    assert lines == [
+        (create, "/default/a", "user:root", "allowed"),
+        (delete, "mine", "service_account:bob", "denied"),
+    ]
 
 
 def test_kill_9_of_all_processes_loses_no_line_of_a_request_that_was_carried_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from danube.broker.audit.lines import Entry, text_of
 from danube.broker.audit.writer import AuditWriter
 from danube.core.protocol.native import Admin
-from danube.core.security.operations import ADMIN
+from danube.core.security.operations import ADMIN, Row, value_in
 from danube.core.security.principals import Identity
 from danube.errors import DanubeError
 from danube.host import clock, telemetry
@@ -32,6 +32,11 @@ UNTOLD: Final = frozenset(
     {"settle"}
 )  # acks of gRPC clients: too many, and they tell nothing of who administers
 _NAMED_BY: Final = ("topic", "namespace", "subject", "name", "id", "broker_id")
+_ADMINISTERS: Final = ("/danube_admin.", "/danube_schema.")
+_CALLS_NAME: Final = (
+    "topic", "topic_name", "base_name", "subject", "name", "broker_id", "node_id", "binding_id", "binding.id",
+    "role.name",
+)  # fmt: skip
 _DETAILS: Final = (
     "compatibility", "kind", "partitions", "permissions", "principal", "principal_name", "principal_type",
     "reason", "resource_name", "role_names", "scope", "start", "subscription", "ttl_s", "value", "version",
@@ -69,6 +74,16 @@ class Audit:
         resource = request.partition or next((text_of(args[one]) for one in _NAMED_BY if args.get(one)), "")
         details: dict[str, Any] = {name: args[name] for name in _DETAILS if name in args}
         self.tell(asker, request.op, resource, source=f"connection {connection_id}", details=details)
+
+    def call(self, asker: Identity, row: Row, request: Any, source: str, code: int = 0) -> None:
+        """Write a line about a gRPC call that administers, under who makes it; as `tell`.
+
+        What the broker then does for it has lines of its own, where it changes something by an operation.
+        ``code``: of the error that refuses it.
+        """
+        if row.name.startswith(_ADMINISTERS) and row.audited:
+            named = next((str(found) for one in _CALLS_NAME if (found := value_in(request, one))), "")
+            self.tell(asker, row.name, named, DENIED if code else ALLOWED, source=source, code=code)
 
     def tell(
         self,

@@ -18,6 +18,7 @@ from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block,
 from danube.core.http2.request import RequestHead
 from danube.core.http2.streams import Stream
 from danube.core.protocol.grpc import STATUS_NUMBERS, MessageAssembler, frame_message, timeout_ns
+from danube.core.security.operations import Row
 from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import (
     DanubeError,
@@ -239,19 +240,31 @@ class GrpcConnection(GrpcSocket):
             name = method.request_class.DESCRIPTOR.full_name
             self.answer_error(stream, InvalidArgument(f"the message is not a {name}"))
             return
-        guard = self._door.guard
-        if guard is not None and asks(method.row):
-            try:
-                guard.demand(method.row, self.identity_of(stream), request)
-            except DanubeError as error:
-                self.answer_error(stream, error)
-                return
+        try:
+            self._demand(method.row, stream, request)
+        except DanubeError as error:
+            self.answer_error(stream, error)
+            return
         if method.kind is MethodKind.UNARY:
             self._start(stream, self._unary(stream, method.handler(request, self._call(stream))))
         elif method.kind is MethodKind.RECEIVE:
             self._start(stream, method.handler(self, stream, request))
         else:
             self._start(stream, self._stream_answers(stream, method.handler(request, self._call(stream))))
+
+    def _demand(self, row: Row | None, stream: Stream, request: Any) -> None:
+        """Raise NotAllowed unless the call may be carried out; the audit is told of either."""
+        guard, audit, caller = self._door.guard, self._door.audit, ANONYMOUS
+        if guard is not None and asks(row):
+            caller = self.identity_of(stream)
+            try:
+                guard.demand(row, caller, request)
+            except (NotAllowed, NotAuthenticated) as error:
+                if audit is not None and row is not None:
+                    audit.call(caller, row, request, self.peer, error.code)
+                raise
+        if audit is not None and row is not None:
+            audit.call(caller, row, request, self.peer)
 
     def _call(self, stream: Stream) -> Call:
         head = stream.head

@@ -23,6 +23,7 @@ from danube.server.grpc.socket import GrpcSocket
 from danube.server.messages.session import CONNECTION_ID, BrokerSession
 
 if TYPE_CHECKING:
+    from danube.broker.audit.audit import Audit
     from danube.server.grpc.placing import Placing
     from danube.server.messages.consuming import Consuming, GrpcConsumer
     from danube.server.messages.publishing import Publishing
@@ -65,11 +66,13 @@ class GrpcDoor:
         data: DataHalves | None = None,
         placing: Placing | None = None,
         guard: GrpcGuard | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """``placing``: the way to other workers of this host; None if connections stay.  ``guard``: who may
-        call what; None where nobody is asked.
+        call what; None where nobody is asked.  ``audit``: told of calls that administer.
         """
         self.guard = guard
+        self.audit = audit
         self.name = name
         self.methods: dict[str, Method] = {}
         self.message_bytes_max = message_bytes_max

@@ -80,6 +80,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
             turns=worker,
             count=worker.counters.add,
             guard=guard,
+            audit=worker.audit,
             **more,
         )
 

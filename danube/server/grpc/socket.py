@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from danube.broker.api import Turns
+    from danube.broker.audit.audit import Audit
     from danube.core.http2.frames import Http2Settings
     from danube.server.grpc.guard import GrpcGuard
     from danube.server.grpc.methods import Method
@@ -45,6 +46,7 @@ class SocketDoor(Protocol):
     draining: bool
     placing: Placing | None
     guard: GrpcGuard | None
+    audit: Audit | None
 
     def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None: ...
     def closed(self, connection: GrpcSocket) -> None: ...

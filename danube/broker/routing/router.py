@@ -32,6 +32,7 @@ from danube.errors import (
     PolicyMismatch,
     ProtocolError,
     TopicNotFound,
+    Unavailable,
 )
 from danube.host import clock
 from danube.ids import check_topic_name, split_partition_name
@@ -188,12 +189,12 @@ class Router:
             opened = wire.decode_control(body, OpenProducer)
             if judging is not None:
                 judging.open_producer(session, frame.handle, opened)
-            worker = self.owner(opened.partition)
+            worker = self._owner_of(opened)
         elif kind == Kind.SUBSCRIBE:
             subscribed = wire.decode_control(body, Subscribe)
             if judging is not None:
                 judging.subscribe(session, frame.handle, subscribed)
-            worker = self.owner(subscribed.partition)
+            worker = self._owner_of(subscribed)
         elif kind in _CLOSES:
             if judging is not None:
                 judging.close(session, frame.handle, kind)
@@ -244,6 +245,22 @@ class Router:
         if self.elsewhere is not None and (error := self.elsewhere.elsewhere(record.topic_id, index)):
             raise error
         return owner_of(record.topic_id, index, self._workers)
+
+    def _owner_of(self, opened: OpenProducer | Subscribe) -> int:
+        """Return the worker of what is opened; raises Unavailable for a topic not read of yet.
+
+        Another broker of the cluster has made it for this client a moment ago.
+        """
+        try:
+            return self.owner(opened.partition)
+        except TopicNotFound:
+            if self.elsewhere is None or opened.topic_id < self.operations.state.next_topic_id:
+                raise
+        raise Unavailable(
+            f"this broker has not read of {opened.partition} yet",
+            why="the topic was made at another broker",
+            hint="the client opens it again by itself",
+        )
 
     def owner_to_be(self, name: str) -> int:
         """Return the owner; for a topic that does not exist, its owner if it is the next one to be made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,11 +14,12 @@ from danube.broker.audit.audit import Audit
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.core.metadata.roles import Access
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import Frame, Kind
+from danube.core.protocol.native import Frame, Kind, OpenProducer, Subscribe
 from danube.core.security.authority import Authority
 from danube.core.security.principals import Identity, Principal
 from danube.errors import (
     CallerError,
+    DanubeError,
     InvalidArgument,
     InvalidName,
     OwnerMoved,
@@ -26,6 +28,7 @@ from danube.errors import (
     StorageFailed,
     TopicExists,
     TopicNotFound,
+    Unavailable,
 )
 from tests.unit.broker_parts import RecordingSession, RoutedBench, numbered
 
@@ -305,3 +308,23 @@ def test_new_topics_have_the_configured_partitions(tmp_path: Path) -> None:
     bench.request(bench.session, Kind.LOOKUP, wire.Lookup("/default/new", create=True))
     bench.proposals.step()
     assert len(bench.result()["partitions"]) == 4
+
+
+@pytest.mark.parametrize("kind", [Kind.OPEN_PRODUCER, Kind.SUBSCRIBE])
+def test_who_opens_a_topic_that_another_broker_has_just_made_waits(bench: Routed, kind: Kind) -> None:
+    asked: list[DanubeError] = []
+
+    def take(session: Any, frame: Any, buffer: Any, error: DanubeError, answer: Any) -> bool:
+        asked.append(error)
+        return True
+
+    bench.router.elsewhere = cast(Any, SimpleNamespace(take=take, elsewhere=lambda *place: None))
+    newest = bench.router.operations.state.next_topic_id
+
+    def opening(topic_id: int) -> Any:
+        fields: dict[str, Any] = {"partition": "/default/made-there", "topic_id": topic_id}
+        return OpenProducer(**fields) if kind == Kind.OPEN_PRODUCER else Subscribe(subscription="s", **fields)
+
+    for topic_id in (newest, newest - 1, 0):
+        bench.request(bench.session, kind, opening(topic_id), handle=1)
+    assert [type(error) for error in asked] == [Unavailable, TopicNotFound, TopicNotFound]

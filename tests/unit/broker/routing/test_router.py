@@ -322,8 +322,10 @@ def test_who_opens_a_topic_that_another_broker_has_just_made_waits(bench: Routed
     newest = bench.router.operations.state.next_topic_id
 
     def opening(topic_id: int) -> Any:
-        fields: dict[str, Any] = {"partition": "/default/made-there", "topic_id": topic_id}
-        return OpenProducer(**fields) if kind == Kind.OPEN_PRODUCER else Subscribe(subscription="s", **fields)
+        partition = "/default/made-there"
+        if kind == Kind.OPEN_PRODUCER:
+            return OpenProducer(partition, "writer", topic_id=topic_id)
+        return Subscribe(partition, "subscription", "consumer", topic_id=topic_id)
 
     for topic_id in (newest, newest - 1, 0):
         bench.request(bench.session, kind, opening(topic_id), handle=1)

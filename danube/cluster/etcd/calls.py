@@ -299,6 +299,15 @@ class EtcdCalls:
 _CODE_OF_STATUS: Final = {401: _UNAUTHENTICATED, 502: 14, 503: 14, 504: 4}  # of a proxy in front of etcd
 
 
+class EtcdRefused(Unavailable):
+    """The user, the password, the role or the certificate is not enough.
+
+    A start ends with it.  A running broker tries again.
+    """
+
+    exit_code = 5
+
+
 class _Refused(Exception):
     """etcd answered with an error; ``code`` is gRPC's."""
 
@@ -318,7 +327,7 @@ class _Refused(Exception):
         hint = "check cluster.etcd_user, its password and its role in etcd"
         if "CommonName" in self.text:
             hint = "with users, etcd takes only client certificates without a CommonName at its gateway"
-        return Unavailable("etcd refuses", why=self.text, hint=hint)
+        return EtcdRefused("etcd refuses", why=self.text, hint=hint)
 
 
 def _place_of(endpoint: str) -> tuple[bool, str, int]:

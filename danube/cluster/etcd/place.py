@@ -13,7 +13,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace
+from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace, EtcdRefused
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog, Known
 from danube.cluster.log.node_files import ETCD, NODE_FILE, NodeRecord, load_node
@@ -88,9 +88,9 @@ def check_place(cluster: ClusterConfig, data_dir: Path) -> None:
     try:
         known = _checked(calls, place)
         _refuse_foreign(record or NodeRecord(""), known, place, cluster.name)
+    except EtcdRefused:
+        raise
     except Unavailable as error:
-        if "refuses" in error.what:
-            raise
         _log.warning("etcd is not there yet", why=error.why or str(error))
     finally:
         calls.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -12,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from danube import app
 from danube.broker.clustered.controller import check_cluster
 from danube.cluster.control.node import Node, NodeSettings
 from danube.cluster.control.recovery import rejoin
 from danube.cluster.control.survey import member
-from danube.cluster.etcd.calls import EtcdPlace
+from danube.cluster.etcd.calls import EtcdPlace, EtcdRefused
 from danube.cluster.etcd.log import EtcdLog
 from danube.cluster.etcd.place import EtcdFormation, check_place, place_of
 from danube.cluster.links.transport import bind
@@ -312,5 +315,22 @@ def test_a_password_over_tls_lets_a_broker_in_and_nobody_else(guarded: Guarded, 
     calls.close()
     (tmp_path / "password").write_text("falsch\n")
     for refused in (let_in, secure):
-        with pytest.raises(Unavailable, match="etcd refuses"):
+        with pytest.raises(EtcdRefused, match="etcd refuses"):
             check_place(refused, tmp_path)
+    started = start_with(let_in, tmp_path / "data")
+    assert started.returncode == 5, started.stderr
+    assert started.stderr.splitlines() == [
+        "error: etcd refuses",
+        "  why: etcdserver: authentication failed, invalid user ID or password",
+        "  try: check cluster.etcd_user, its password and its role in etcd",
+    ]
+
+
+def start_with(cluster: ClusterConfig, data_dir: Path) -> subprocess.CompletedProcess[str]:
+    """Run `danube start` with the etcd settings of ``cluster`` until it ends."""
+    named = ("metadata", "etcd_ca_file", "etcd_user", "etcd_password_file")
+    settings = {key: str(getattr(cluster, key)) for key in named} | {"raft_addr": "127.0.0.1:0"}
+    path = data_dir.parent / "danube.yaml"
+    path.write_text(yaml.safe_dump({"cluster": settings}))
+    command = [sys.executable, "-m", "danube", "start", "--config", str(path), "--data-dir", str(data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)

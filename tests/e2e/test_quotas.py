@@ -96,21 +96,59 @@ def test_clients_publish_at_the_rate_of_their_topic_and_lose_nothing(broker: Any
     asyncio.run(scenario())
 
 
-def test_what_is_far_beyond_the_rate_is_refused_with_the_time_to_wait(broker: Any) -> None:
+def test_what_is_far_beyond_the_rate_is_refused_where_a_send_has_no_time_to_wait(broker: Any) -> None:
     process = broker(workers=1)
     with sync.connect(process.address) as client:
         client.admin.create_namespace("slow")
         client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=RATE)
         client.admin.create_topic("/slow/t")
-        with client.producer("/slow/t") as producer:
-            producer.send_many([b"x"] * (10 * RATE))
+        with client.producer("/slow/t", timeout=5) as producer:
+            producer.send_many([b"x"] * (100 * RATE))
             with pytest.raises(QuotaExceeded) as refused:
                 producer.send(b"y")
-            assert 0 < refused.value.facts["retry_after_ms"] <= 9_000
+            assert 5_000 < refused.value.facts["retry_after_ms"] <= 99_000
             client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=0)
             producer.send(b"z")
         [partition] = client.admin.describe_topic("/slow/t").partitions
-        assert partition["high_watermark"] == 10 * RATE + 1
+        assert partition["high_watermark"] == 100 * RATE + 1
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_clients_that_are_refused_wait_and_store_everything_once_and_in_order(
+    broker: Any, blocking: bool
+) -> None:
+    process = broker(workers=1)
+    numbers = [b"%d" % number for number in range(4 * RATE)]
+    with sync.connect(process.address) as client:
+        client.admin.create_namespace("slow")
+        client.admin.set_namespace_policy("slow", max_publish_rate_per_topic=RATE)
+        client.admin.create_topic("/slow/t")
+        began_ns = time.monotonic_ns()
+        if blocking:
+            with client.producer("/slow/t", timeout=60) as producer:
+                for start in range(0, len(numbers), 2 * RATE):  # each takes two seconds of the rate
+                    for number in numbers[start : start + 2 * RATE]:
+                        producer.send_nowait(number)
+                    producer.flush()
+        else:
+            asyncio.run(_send_at_once(process.address, numbers))
+        assert time.monotonic_ns() - began_ns >= 1.9e9, "it did wait"
+        with client.consumer("/slow/t", subscription="s", start="earliest") as consumer:
+            got = [consumer.receive(timeout=60).payload for _ in numbers]
+        assert got == numbers
+        [partition] = client.admin.describe_topic("/slow/t").partitions
+        assert partition["high_watermark"] == len(numbers)
+
+
+async def _send_at_once(address: str, numbers: list[bytes]) -> None:
+    async with danube.connect(address) as client:
+        async with client.producer("/slow/t", timeout=60, batch_records=RATE) as producer:
+            sends = []
+            for start in range(0, len(numbers), RATE):  # four batches, of which the last two are refused
+                sends += [producer.send_nowait(number) for number in numbers[start : start + RATE]]
+                await producer.ready()
+            for one in sends:
+                await one
 
 
 def test_official_clients_see_the_limits_and_may_try_again(broker: Any) -> None:

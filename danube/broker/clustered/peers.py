@@ -115,6 +115,7 @@ class Peers:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         producer = PartitionProducer(session, name, partition, 0, PUBLISH_TIMEOUT_NS)
+        producer.internal = True
         producer.start()
         return producer
 

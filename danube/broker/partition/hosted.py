@@ -154,7 +154,7 @@ class HostedPartition:
         self.limits = limits
         self.record_bytes_max = record_bytes_max(self.record, limits)
         self.dispatch_rate = dispatch_rate(self.record, limits)
-        self.publish_rate = paced(self.publish_rate, self.record, limits)
+        self.publish_rate = paced(self.publish_rate, self.record, limits, clock.monotonic_ns())
 
     def follow_storage(self) -> None:
         """Compare the stored bytes with their limit."""
@@ -364,6 +364,14 @@ class HostedPartition:
         while waiting and waiting[0].end_offset <= end:
             _, session, correlation, handle, base_offset, epoch, count, flags = waiting.popleft()
             session.send_published(correlation, handle, base_offset, epoch, count, level, flags)
+
+    def answer_stored(self) -> None:
+        """Answer every publish that is stored, also before its rate allows it: the partition is let go.
+
+        Whoever were told that it failed would send it again.
+        """
+        self.publish_rate = None
+        self.complete()
 
     # -- read -------------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ def publish_rates(record: TopicRecord, limits: NamespacePolicy | None) -> tuple[
 
 
 def paced(
-    rate: PublishRate | None, record: TopicRecord, limits: NamespacePolicy | None
+    rate: PublishRate | None, record: TopicRecord, limits: NamespacePolicy | None, now_ns: int
 ) -> PublishRate | None:
     """The rate of a partition under these limits; what it owes stays.  None: publishing is not limited."""
     rates = publish_rates(record, limits)
@@ -75,7 +75,7 @@ def paced(
         return None
     if rate is None:
         return PublishRate(*rates)
-    rate.set(*rates)
+    rate.set(*rates, now_ns)
     return rate
 
 
@@ -98,12 +98,17 @@ def storage_refusal(hosted: LimitedPartition) -> QuotaExceeded | None:
     )  # fmt: skip
 
 
-def check_producer(hosted: LimitedPartition, limits: NamespacePolicy, name: str) -> None:
-    """Raise PolicyMismatch or LimitExceeded if a producer of this name may not open."""
+def check_producer(
+    hosted: LimitedPartition, limits: NamespacePolicy, name: str, *, internal: bool = False
+) -> None:
+    """Raise PolicyMismatch or LimitExceeded if a producer of this name may not open.
+
+    ``internal``: it is a broker's, and not counted.
+    """
     topic = hosted.record.topic
     check_durability(topic, hosted.record.policy, limits)
     check_schema(topic, hosted.record.schema is not None, limits)
-    most = limits.max_producers_per_topic
+    most = 0 if internal else limits.max_producers_per_topic
     if most and not hosted.producers.has(name) and hosted.producers.name_count >= most:
         raise _full(hosted.name, hosted.producers.name_count, "producers", "max_producers_per_topic", most)
 

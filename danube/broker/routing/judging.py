@@ -73,6 +73,8 @@ class Judging:
         self._demand(session.identity, NATIVE["LOOKUP"], request)
 
     def open_producer(self, session: RoutedSession, handle: int, request: OpenProducer) -> None:
+        if request.internal and session.identity.how != "internal":
+            raise NotAllowed("only a broker has producers of its own", hint="open it without `internal`")
         self._grant(session, handle, Grant(NATIVE["OPEN_PRODUCER"], Kind.CLOSE_PRODUCER, request))
 
     def subscribe(self, session: RoutedSession, handle: int, request: Subscribe) -> None:

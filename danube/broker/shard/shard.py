@@ -255,12 +255,14 @@ class Shard:
             hosted.producers.check(hosted.name, request.name, request.exclusive)
             hosted.follow_metadata()
             if hosted.limits is not None:
-                check_producer(hosted, hosted.limits, request.name)
+                check_producer(hosted, hosted.limits, request.name, internal=request.internal)
             grant = hosted.core.open_producer(
                 request.name, request.producer_id, request.epoch, clock.wall_us()
             )
             session.producers[frame.handle] = ProducerLink(hosted, grant.producer_id)
-            hosted.producers.add(session, frame.handle, request.name, request.exclusive)
+            hosted.producers.add(
+                session, frame.handle, request.name, request.exclusive, internal=request.internal
+            )
             policy = hosted.policy
             body = ProducerOpened(
                 grant.producer_id, grant.epoch, grant.next_sequence, policy.durability,
@@ -620,8 +622,9 @@ class Shard:
             self._executor.submit(remove_directory, hosted.directory)
 
     def _let_go(self, hosted: HostedPartition, error: DanubeError) -> None:
-        """Stop hosting a partition: write and answer nothing, send ``error`` to its open handles."""
+        """Stop hosting a partition: write nothing more, send ``error`` to its open handles."""
         hosted.deleted = hosted.silent = True
+        hosted.answer_stored()
         hosted.fail_waiting(error, -1)
         hosted.close_handles(error)
         self._dirty.pop(hosted, None)

@@ -231,7 +231,7 @@ class DeadLetters(RoutedSession):
             )
         target.handle = self._next_correlation()
         self._by_handle[target.handle] = target
-        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}")
+        body = OpenProducer(record.physical_name(0), f"dead-letters-{self._worker.index}", internal=True)
         frame = wire.control_frame(Kind.OPEN_PRODUCER, body, self._next_correlation(), target.handle)
         if not self._route(frame):
             self._fail_waiting(target, "the ring to its owner is full")

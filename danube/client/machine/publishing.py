@@ -5,6 +5,8 @@ have changed in between.  Only then it is stamped again, which is rare and costs
 
     opening   an OPEN_PRODUCER is on its way, or will be after a pause
     open      batches go out as publish credit and the window allow
+    resting   a batch was refused by a quota: its number is free, and the rest cannot pass it.
+              Wait for the answers to what is out and for the time that was told, then send on.
     settling  a batch was refused: its number is missing from the log, so the rest cannot follow.
               Wait for the answers to what is out, then open with a new epoch and send on.
     closed, failed
@@ -41,11 +43,13 @@ from danube.errors import (
     NotFound,
     OperationTimeout,
     OwnerMoved,
+    QuotaExceeded,
     SequenceGap,
 )
 from danube.limits import DEDUP_BATCHES_PER_PRODUCER
 
 UNACKED_BATCHES_MAX: Final = DEDUP_BATCHES_PER_PRODUCER // 2
+REST_MS: Final = 1_000  # where a broker does not say how long
 _DUPLICATE: Final = int(FrameFlag.DUPLICATE)  # an IntFlag operation costs a microsecond
 _LEVELS: Final = {int(level): level.label for level in Durability}
 
@@ -64,6 +68,7 @@ _order = attrgetter("order")
 class State(Enum):
     OPENING = "opening"
     OPEN = "open"
+    RESTING = "resting"
     SETTLING = "settling"
     CLOSED = "closed"
     FAILED = "failed"
@@ -118,6 +123,7 @@ class PartitionProducer:
         self.producer_id = 0
         self.epoch = 0
         self.recall = 0  # of how many stored batches the broker is to say where they are
+        self.internal = False  # a broker's own, for dead letters
         self.max_record_bytes = 0
         self.failure: DanubeError | None = None
         self.when_settled: Callable[[Outgoing], None] | None = None
@@ -134,6 +140,8 @@ class PartitionProducer:
         self._attempts = 0
         self._retry: Timer | None = None
         self._expiry: Timer | None = None
+        self._rest: Timer | None = None  # its coming ends a pause that a quota asked for
+        self._refusal: QuotaExceeded | None = None  # why it rests, or did
         self._request: Request | None = None  # the OPEN_PRODUCER that was sent last
 
     def start(self) -> None:
@@ -250,16 +258,48 @@ class PartitionProducer:
             self.session.credit.give_back(outgoing.size)
             self._fail(error)
             return
-        if isinstance(error, SequenceGap) and self._state is State.SETTLING:
+        if isinstance(error, SequenceGap) and self._state in (State.SETTLING, State.RESTING):
             # It follows a refused batch; nothing is wrong with it but its number.
-            outgoing.correlation = 0
-            outgoing.sent = False
-            self._queue_again([outgoing])
+            self._take_back(outgoing)
+        elif isinstance(error, QuotaExceeded):
+            self._refused_for_now(outgoing, error)
         else:
             self._settle(outgoing, None, error)
-            if self._state is State.OPEN:
+            if self._state in (State.OPEN, State.RESTING):
                 self._state = State.SETTLING
         self.session.credit.give_back(outgoing.size)
+        self._after_answer()
+
+    def _refused_for_now(self, outgoing: Outgoing, error: QuotaExceeded) -> None:
+        """Send a batch again when its quota allows, or fail it if that is too late for it."""
+        told_ms = error.facts.get("retry_after_ms")
+        pause_ms = told_ms if isinstance(told_ms, int) and told_ms > 0 else REST_MS
+        now_ns = self.session.now_ns()
+        until_ns = now_ns + pause_ms * 1_000_000
+        self._refusal = error
+        if self._state is State.OPEN:
+            self._state = State.RESTING
+            self._sent_sequence = outgoing.base_sequence
+        if until_ns < outgoing.deadline_ns and not outgoing.settled:
+            self._take_back(outgoing)
+        else:
+            until_ns = now_ns  # the next one may be smaller, or have more time
+            self._settle(outgoing, None, error)
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = self.session.call_at(until_ns, self._rested)
+
+    def _take_back(self, outgoing: Outgoing) -> None:
+        """Put a batch that is not in the log back to those that were not sent, if someone waits for it."""
+        outgoing.correlation = 0
+        outgoing.sent = False
+        if outgoing.settled:
+            self._settle(outgoing, None, self.timed_out("it is not stored"))
+        else:
+            self._queue_again([outgoing])
+
+    def _rested(self) -> None:
+        self._rest = None
         self._after_answer()
 
     def _queue_again(self, batches: Iterable[Outgoing]) -> None:
@@ -271,6 +311,9 @@ class PartitionProducer:
             self.transmit()
         elif self._state is State.SETTLING and not self._unacked:
             self._open_anew()
+        elif self._state is State.RESTING and not self._unacked and self._rest is None:
+            self._state = State.OPEN
+            self.transmit()
 
     def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
         outgoing.head = b""  # keeping the outcome shall not keep the bytes
@@ -294,16 +337,19 @@ class PartitionProducer:
         self._handle = self.session.new_handle(self)
         body = wire.OpenProducer(
             self.partition, self.name, self.producer_id, self.epoch,
-            topic_id=self._topic_id, recall=self.recall,
+            topic_id=self._topic_id, recall=self.recall, internal=self.internal,
         )  # fmt: skip
         self._request = request = self.session.request(Kind.OPEN_PRODUCER, body, handle=self._handle)
         handle = self._handle
         request.when_settled(lambda _: self._on_opened(request, handle))
 
     def _first_unanswered(self) -> int:
-        """The number from which on nothing is acknowledged."""
+        """The number from which on nothing is acknowledged.
+
+        Behind a batch that a quota refused some are out with numbers that are not used.
+        """
         first = next((one for one in (*self._unacked, *self._queue) if one.sent), None)
-        return self._sent_sequence if first is None else first.base_sequence
+        return self._sent_sequence if first is None else min(first.base_sequence, self._sent_sequence)
 
     def _open_anew(self) -> None:
         """Start a new epoch: the old one's numbers have a hole."""
@@ -443,7 +489,7 @@ class PartitionProducer:
         """Close the handle; queued batches fail, so flush first."""
         if self._state in (State.CLOSED, State.FAILED):
             return settled_reply()
-        opened = self._state in (State.OPEN, State.SETTLING)
+        opened = self._state in (State.OPEN, State.RESTING, State.SETTLING)
         handle, request = self._handle, self._request
         self._end(State.CLOSED, ClosedError("the producer was closed before the batch was answered"))
         if opened and self.session.ready:
@@ -459,7 +505,7 @@ class PartitionProducer:
         self.failure = (
             error if state is State.FAILED else ClosedError(f"the producer {self.name!r} is closed")
         )
-        for timer in (self._retry, self._expiry):
+        for timer in (self._retry, self._expiry, self._rest):
             if timer is not None:
                 timer.cancel()
         left = [*self._unacked, *self._queue]
@@ -501,7 +547,8 @@ class PartitionProducer:
                     self.when_late(outgoing)
             else:
                 self._queue.remove(outgoing)
-                self._settle(outgoing, None, self.timed_out("it was not sent"))
+                refusal = self._refusal if self._state is State.RESTING else None
+                self._settle(outgoing, None, refusal or self.timed_out("it was not sent"))
         waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
         if waiting:
             self._expiry = self.session.call_at(min(waiting), self._expire)

@@ -40,6 +40,7 @@ from danube.cluster.control.calls import (
     encode,
     received_error,
 )
+from danube.core.cluster.brokers import COMMANDS, COMMANDS_PREFIX
 from danube.core.cluster.commands import GrantLease, PutKey, RegisterBroker, RenewLease, RevokeLease
 from danube.core.metadata.commands import Command, encode_command, join_commands
 from danube.core.placement.load_report import LOCAL, SHARED, STORAGE_PREFIX, LoadReport, report_command
@@ -162,6 +163,9 @@ class Registration:
             [
                 PutKey(key=f"{STORAGE_PREFIX}{local.broker_id}", value=stored),
                 GrantLease(lease_id=lease_id, ttl_ms=local.lease_ms),
+                PutKey(
+                    key=f"{COMMANDS_PREFIX}{local.broker_id}", value=b"%d" % COMMANDS, lease_id=lease_id
+                ),
                 RegisterBroker(
                     broker_id=local.broker_id, lease_id=lease_id, native_address=local.native_address,
                     grpc_address=local.grpc_address, admin_address=local.admin_address,

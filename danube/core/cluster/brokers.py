@@ -18,6 +18,8 @@ from danube.errors import InvalidArgument, NotFound
 from danube.ids import check_label
 from danube.limits import BROKERS_MAX
 
+COMMANDS: Final = 1  # the newest commands that this version knows: 1 has policies of namespaces and tenants
+COMMANDS_PREFIX: Final = "/cluster/commands/"  # what each broker knows; with its lease
 MODES: Final = ("active", "draining", "drained")
 BROKER_ID_MAX: Final = (1 << 64) - 1
 
@@ -87,6 +89,11 @@ class Brokers(Records[int, BrokerRecord]):
 
     def forget(self, broker_id: int) -> BrokerRecord:
         return self._by_key.pop(broker_id)
+
+
+def command_level(value: bytes) -> int:
+    """The level of commands that a broker has told; 0 if it cannot be read."""
+    return int(value) if value.isdigit() and len(value) < 10 else 0
 
 
 def _check_mode(mode: str) -> None:

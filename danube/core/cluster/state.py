@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from danube.core.cluster.agreement import Agreement
-from danube.core.cluster.brokers import Brokers
+from danube.core.cluster.brokers import COMMANDS_PREFIX, Brokers, command_level
 from danube.core.cluster.commands import (
     Agreed,
     AllocateId,
@@ -85,6 +85,17 @@ class ClusterState:
         )  # fmt: skip
 
     # Check
+
+    def check_known(self, level: int, what: str) -> None:
+        """Raise WrongState if a broker would stop at a command of this level of :data:`COMMANDS`."""
+        for broker in self.brokers.records():
+            told = self.keys.find(f"{COMMANDS_PREFIX}{broker.broker_id}")
+            if broker.alive and level > (0 if told is None else command_level(told.value)):
+                raise WrongState(
+                    f"broker {broker.broker_id} does not know {what}",
+                    why=f"it runs an older version, {broker.version or 'which it does not tell'}",
+                    hint="bring every broker of the cluster to this version first: danube brokers list",
+                )
 
     def check(self, command: AnyClusterCommand, partition_count: PartitionCount) -> bool:
         """Whether ``command`` would change anything; raises a CallerError if it is not allowed."""

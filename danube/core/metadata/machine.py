@@ -79,6 +79,7 @@ from danube.errors import (
 from danube.ids import check_namespace, check_new_topic_name, check_topic_name, split_partition_name
 from danube.limits import NAMESPACES_MAX, PARTITIONS_MAX, TOPICS_MAX
 
+QUOTA_COMMANDS: Final = 1  # the level of commands that a broker must know before policies are set
 NAMESPACES_ALWAYS: Final = ("default", "system")
 
 _SUGGESTIONS: Final = 3
@@ -203,6 +204,7 @@ class Metadata:
                 self._check_quota_of_subject(command.subject)
             return needed
         if isinstance(command, QuotaCommand):
+            self.cluster.check_known(QUOTA_COMMANDS, "policies of namespaces and tenants")
             self._refuse_unknown_namespace(command)
             return self.quotas.check(command)
         if isinstance(command, AccessCommand):

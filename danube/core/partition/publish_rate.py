@@ -34,12 +34,21 @@ class PublishRate:
     def limits(self) -> tuple[int, int]:
         return self._per_second
 
-    def set(self, records: int, size_bytes: int) -> None:
-        """Change the rates; what is owed is owed at the old rate, and nothing where there is no rate now."""
-        self._per_second = (records, size_bytes)
+    def set(self, records: int, size_bytes: int, now_ns: int) -> None:
+        """Change the rates.
+
+        What is owed is paid at the new rate where that is higher, at the old one where it is lower, and
+        nothing is owed where there is no rate now.  Answers do not wait for what is not owed.
+        """
+        former, self._per_second = self._per_second, (records, size_bytes)
         for kind, limit in enumerate(self._per_second):
+            owed_ns = self._paid_ns[kind] - now_ns
             if not limit:
                 self._paid_ns[kind] = 0
+            elif limit > former[kind] and owed_ns > 0:
+                self._paid_ns[kind] = now_ns + owed_ns * former[kind] // limit
+        paid_ns = max(*self._paid_ns, now_ns)
+        self._due = deque((end_offset, min(due_ns, paid_ns)) for end_offset, due_ns in self._due)
 
     def check(self, partition: str, now_ns: int) -> None:
         """Raise QuotaExceeded if a batch may not be taken now."""

@@ -148,6 +148,7 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
     ``exclusive``: no producer of another name may be open on the partition as long as this one is.
     ``topic_id``: of the topic that is meant, if one of the same name was made since (0: whichever there is).
     ``recall``: of so many batches that the producer has stored last the answer says where they are.
+    ``internal``: it is a broker's own, for dead letters, and counts in no limit.
     """
 
     partition: str
@@ -157,6 +158,7 @@ class OpenProducer(msgspec.Struct, omit_defaults=True):
     exclusive: bool = False
     topic_id: int = 0
     recall: int = 0
+    internal: bool = False
 
 
 class ProducerOpened(msgspec.Struct, omit_defaults=True):

@@ -31,6 +31,7 @@ from danube.core.cluster.commands import (
 )
 from danube.core.metadata.commands import Command, CreateTopic, DeleteTopic, TopicDeleted, TopicRecord
 from danube.core.metadata.machine import Metadata
+from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.recovered import LOG_EPOCHS
 from danube.core.protocol.native import Kind
@@ -217,6 +218,26 @@ def test_after_the_lease_nothing_is_written_or_answered_and_all_is_taken_anew(be
     assert bench.epoch == 2 and open_and_publish(bench)[-1] == Kind.PUBLISHED
     assert bench.hosted.core.epoch == 2 * LOG_EPOCHS
     assert [offset for offset, _ in bench.stored()] == [0, 1]
+
+
+def test_what_is_stored_and_waits_for_its_rate_is_answered_when_the_lease_ends(bench: ClusterBench) -> None:
+    """A session of gRPC outlives its sockets; it would send again what it is told has failed."""
+    bench.hold()
+    bench.assign()
+    open_and_publish(bench)
+    hosted = bench.hosted
+    hosted.limit(NamespacePolicy(max_publish_rate_per_topic=2))
+    for payloads in ([b"paid", b"too"], [b"owed"]):
+        bench.publish(bench.session, batch(*payloads))
+    bench.turn()
+    assert [frame.kind for frame in bench.session.take()] == [Kind.PUBLISHED]
+    bench.publish(bench.session, batch(b"not written"))
+    bench.pass_time(3)
+    bench.turn()
+    answers = bench.session.take()
+    assert [frame.kind for frame in answers] == [Kind.PUBLISHED, Kind.ERROR, Kind.ERROR], "and the handle"
+    assert isinstance(answers[1].error, OwnerMoved)
+    assert hosted.core.written_end == 4
 
 
 @pytest.mark.parametrize("fails", [False, True])

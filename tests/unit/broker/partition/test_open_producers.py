@@ -51,3 +51,15 @@ def test_a_name_is_open_until_its_last_handle_is_closed() -> None:
     assert producers.clear() == [(NEAR, 1)]
     producers.check("p", "b", exclusive=True)
     assert producers.names() == [] and len(producers) == 0
+
+
+def test_a_broker_s_own_producers_are_there_and_not_counted() -> None:
+    producers = Producers()
+    producers.add(NEAR, 1, "letters", False, internal=True)
+    with pytest.raises(ProducerBusy, match="has producer 'letters'"):
+        producers.check("p", "a", exclusive=True)
+    producers.add(NEAR, 2, "a", False)
+    assert producers.names() == ["a", "letters"] and producers.name_count == 1
+    assert not producers.has("letters"), "a client of that name counts"
+    producers.drop(NEAR, 1)
+    assert producers.names() == ["a"]

@@ -102,6 +102,15 @@ def test_only_a_broker_asks_for_another(court: Court) -> None:
     assert asking(INTERNAL, Admin("topic")) is INTERNAL
 
 
+def test_only_a_broker_has_producers_that_no_limit_counts(court: Court) -> None:
+    court.bind("admin")
+    own = OpenProducer(TOPIC, "letters", internal=True)
+    with pytest.raises(NotAllowed, match="only a broker"):
+        court.judging.open_producer(court.session, 1, own)
+    court.session.identity = INTERNAL
+    court.judging.open_producer(court.session, 1, own)
+
+
 def test_an_operation_without_a_row_is_nobody_s(court: Court) -> None:
     with pytest.raises(InvalidArgument, match="'unheard'"):
         court.judging.admin(court.session, Admin("unheard"))

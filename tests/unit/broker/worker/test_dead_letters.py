@@ -15,6 +15,7 @@ from danube.broker.worker.dead_letters import DeadLetters
 from danube.broker.worker.worker import Worker
 from danube.client.machine.publishing import Outgoing
 from danube.core.batch.columns import BatchView
+from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
@@ -97,6 +98,17 @@ def pass_time(bench: LetterBench, seconds: int = 61) -> None:
     bench.shard.tick()
     bench.turn()
     bench.turn()
+
+
+def test_a_namespace_that_is_full_of_producers_takes_dead_letters(bench: LetterBench) -> None:
+    bench.proposals.create(LETTERS)
+    bench.ask(RecordingSession(9), Kind.OPEN_PRODUCER, wire.OpenProducer(LETTERS, "p"), 1)
+    full = bench.shard.partitions[LETTERS]
+    full.limit(NamespacePolicy(max_producers_per_topic=1))
+    bench.poison(b"bad")
+    bench.turn()
+    assert bench.floor == 1 and len(bench.letters_stored()) == 1
+    assert full.producers.name_count == 1 and len(full.producers) == 2
 
 
 def test_the_topic_is_made_opened_and_the_original_acked_after_the_copy(bench: LetterBench) -> None:

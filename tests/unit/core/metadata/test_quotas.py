@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from danube.core.cluster.brokers import COMMANDS, COMMANDS_PREFIX
+from danube.core.cluster.commands import GrantLease, PutKey, RegisterBroker, RevokeLease
 from danube.core.metadata import quotas as quotas_module
 from danube.core.metadata.commands import (
     AddPartitions,
@@ -52,6 +54,7 @@ from danube.errors import (
     LimitExceeded,
     NotFound,
     PolicyMismatch,
+    WrongState,
 )
 
 
@@ -371,3 +374,37 @@ def test_a_snapshot_with_policies_is_of_the_fourth_format() -> None:
     assert restored.quotas.tenants() == [Tenant("acme", ("default",), NamespacePolicy(max_topics=9))]
     assert not Metadata.restore(plain).quotas
     assert restored.changes_since(Metadata.restore(plain)) == [QuotasChanged(("default",))]
+
+
+# -- brokers of an older version -----------------------------------------------------------------------
+
+
+def test_policies_wait_until_every_broker_that_is_alive_knows_them() -> None:
+    machine = Metadata()
+    for command in (
+        GrantLease(lease_id=1, ttl_ms=10_000),
+        GrantLease(lease_id=2, ttl_ms=10_000),
+        RegisterBroker(broker_id=1, lease_id=1, native_address="a:1", version="0.2"),
+        RegisterBroker(broker_id=2, lease_id=2, native_address="b:1", version="0.1"),
+        PutKey(key=f"{COMMANDS_PREFIX}1", value=b"%d" % COMMANDS, lease_id=1),
+    ):
+        propose(machine, command)
+    setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_topics=1))
+    for command in (setting, PutTenant(tenant=Tenant("acme", ("default",))), DeleteTenant(name="acme")):
+        with pytest.raises(WrongState, match="broker 2 does not know policies.* older version, 0.1"):
+            machine.check(command)
+    propose(machine, PutKey(key=f"{COMMANDS_PREFIX}2", value=b"what", lease_id=2))
+    with pytest.raises(WrongState):
+        machine.check(setting)
+    propose(machine, RevokeLease(lease_id=2))
+    assert machine.check(setting), "it is not alive, and learns of policies when it is"
+    propose(machine, setting)
+
+
+def test_what_was_agreed_is_applied_whoever_is_alive() -> None:
+    machine = Metadata()
+    propose(machine, GrantLease(lease_id=1, ttl_ms=10_000))
+    propose(machine, RegisterBroker(broker_id=1, lease_id=1, native_address="a:1"))
+    setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_topics=1))
+    machine.apply(machine.version + 1, setting)
+    assert machine.quotas.policy("default").max_topics == 1

@@ -66,25 +66,41 @@ def test_answers_keep_their_order() -> None:
     assert rate.answered_end(9, late) == 9
 
 
-def test_a_changed_rate_holds_for_what_follows() -> None:
+def test_what_is_owed_is_paid_at_a_rate_that_was_raised() -> None:
     rate = PublishRate(10, 0)
-    take(rate, 20, 20, NOW)
-    rate.set(1_000, 0)
+    take(rate, 100, 100, NOW)  # nine seconds are owed
+    rate.set(1_000, 0, NOW)
     assert rate.limits == (1_000, 0)
-    with pytest.raises(QuotaExceeded):
-        take(rate, 1, 21, NOW)
-    later = NOW + 1_000 * MS
-    assert take(rate, 1_000, 1_020, later) <= later + 1_000 * MS
+    assert rate.answered_end(100, NOW + 89 * MS) == 99, "of 90 records, at the new rate"
+    assert rate.answered_end(100, NOW + 90 * MS) == 100
+    assert take(rate, 1, 101, NOW + 90 * MS) == NOW + 91 * MS
+
+
+def test_what_is_owed_stays_owed_at_a_rate_that_was_lowered() -> None:
+    rate = PublishRate(10, 0)
+    take(rate, 25, 25, NOW)
+    rate.set(1, 0, NOW)
+    with pytest.raises(QuotaExceeded) as refused:
+        take(rate, 1, 26, NOW)
+    assert refused.value.facts["retry_after_ms"] == 1_501
+    take(rate, 1, 26, NOW + 1_500 * MS)
+
+
+def test_what_is_saved_is_not_touched_by_another_rate() -> None:
+    rate = PublishRate(10, 0)
+    rate.set(20, 0, NOW)
+    assert take(rate, 20, 20, NOW) == 0
 
 
 def test_nothing_is_owed_at_a_rate_that_was_taken_away() -> None:
     rate = PublishRate(10, 1)
     take(rate, 1, 1, NOW, size_bytes=9)
-    rate.set(10, 1)
+    rate.set(10, 1, NOW)
     with pytest.raises(QuotaExceeded, match="max_publish_bytes_per_topic"):
         take(rate, 1, 2, NOW)
-    rate.set(10, 0)  # stored bytes may be limited still
-    take(rate, 1, 2, NOW)
+    rate.set(10, 0, NOW)  # stored bytes may be limited still
+    assert rate.answered_end(1, NOW) == 1, "its answer waits no longer"
+    assert take(rate, 1, 2, NOW) == 0
 
 
 @given(st.integers(1, 1_000), st.lists(st.tuples(st.integers(1, 500), st.integers(0, 700)), max_size=60))

@@ -391,9 +391,16 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """Bounds per broker; each worker gets an equal share of ``connections_max``."""
+    """Bounds per broker; each worker gets an equal share of ``connections_max``.
+
+    ``connections_per_address``, ``connections_per_principal``, ``connection_rate`` (openings a second of one
+    address): of the host, whichever workers they reach; 0 is no limit.
+    """
 
     connections_max: int = _integer(limits.CONNECTIONS_MAX, "connections_max", 1, 1_000_000)
+    connections_per_address: int = _integer(0, "connections_per_address", 0, 1_000_000)
+    connections_per_principal: int = _integer(0, "connections_per_principal", 0, 1_000_000)
+    connection_rate: int = _integer(0, "connection_rate", 0, 1_000_000)
     handshake_timeout_ms: int = _duration(
         round(limits.HANDSHAKE_TIMEOUT_S * 1000), "handshake_timeout", 100, 300_000
     )

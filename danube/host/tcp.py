@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from danube.host import local_socket
 
+PROCESS_OF_THIS_HOST: Final = "a process of this host"  # through a Unix socket
+_LOOPBACK_NETWORK: Final = "::/64"
 _NETWORK_BITS: Final = 64  # of an IPv6 address
 RTO_MAX_MS: Final = 1_000  # the least that the kernel takes
 _CONGESTION: Final = getattr(socket, "TCP_CONGESTION", 13)
@@ -46,7 +48,7 @@ def host_of(name: Any) -> str:
     An IPv6 address is shortened to its network, because a host has as many of those as it likes.
     """
     if not isinstance(name, tuple) or not name:
-        return "a process of this host"
+        return PROCESS_OF_THIS_HOST
     try:
         address = ipaddress.ip_address(str(name[0]).partition("%")[0])
     except ValueError:
@@ -54,6 +56,11 @@ def host_of(name: Any) -> str:
     if address.version == 4 or address.ipv4_mapped is not None:
         return str(address if address.version == 4 else address.ipv4_mapped)
     return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+
+
+def local(host: str) -> bool:
+    """Return whether ``host``, as host_of() names it, is this one."""
+    return host in (PROCESS_OF_THIS_HOST, _LOOPBACK_NETWORK) or host.startswith("127.")
 
 
 def on_this_host(raw: Any) -> bool:

@@ -2,6 +2,8 @@
 
     control     header line, then one line of 64 bytes per worker    see docs/formats/region.md
     counters    COUNTER_BLOCK_BYTES per worker
+    tallies     TALLY_BLOCK_BYTES per worker; taken when connections are limited
+    usage       USAGE_BLOCK_BYTES per worker; taken when sums of namespaces are limited
     rings       one per ordered pair of workers: a page of words, then ``ring_bytes`` of slots
 
 Rings grow with the square of the workers, so their size is halved until all of them together fit
@@ -26,6 +28,8 @@ from danube.limits import KIB, MIB, RING_BYTES, WORKERS_MAX
 PAGE_BYTES: Final = 4096
 LINE_BYTES: Final = 64
 COUNTER_BLOCK_BYTES: Final = 512
+TALLY_BLOCK_BYTES: Final = 64 * KIB
+USAGE_BLOCK_BYTES: Final = 64 * KIB
 RING_WORDS_BYTES: Final = PAGE_BYTES
 
 RINGS_BYTES_TOTAL: Final = 512 * MIB
@@ -72,8 +76,18 @@ class Layout:
         return self.counters_position + COUNTER_BLOCK_BYTES * worker
 
     @property
-    def rings_position(self) -> int:
+    def tallies_position(self) -> int:
         return self.counters_position + _page_aligned(COUNTER_BLOCK_BYTES * self.workers)
+
+    def tally_block_position(self, worker: int) -> int:
+        return self.tallies_position + TALLY_BLOCK_BYTES * worker
+
+    def usage_block_position(self, worker: int) -> int:
+        return self.tally_block_position(self.workers) + USAGE_BLOCK_BYTES * worker
+
+    @property
+    def rings_position(self) -> int:
+        return self.usage_block_position(self.workers)
 
     def ring_position(self, writer: int, reader: int) -> int:
         """The words of the ring that ``writer`` writes and ``reader`` reads; its slots follow."""

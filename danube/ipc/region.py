@@ -25,7 +25,7 @@ from danube.ipc.layout import LINE_BYTES, RING_WORDS_BYTES, Layout
 from danube.ipc.passage import Pair, close_pairs, open_pairs
 from danube.limits import MIB
 
-MAGIC: Final = int.from_bytes(b"DNBREG02", "little")
+MAGIC: Final = int.from_bytes(b"DNBREG03", "little")
 _HEADER_WORDS: Final = ("magic", "workers", "ring_bytes", "region_bytes")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEVER_OVERCOMMITS: Final = "2"  # vm.overcommit_memory
@@ -48,6 +48,7 @@ class Region:
         self._descriptor = descriptor
         self._map = mapped
         self.memory = memoryview(mapped)
+        self.secret = os.urandom(16)  # for hashes that clients must not foresee
 
     @classmethod
     def create(cls, workers: int, ring_bytes: int = 0) -> Region:

@@ -29,6 +29,7 @@ from danube.errors import (
     NotAuthenticated,
     NotSupported,
     OperationTimeout,
+    Overloaded,
     ProtocolError,
     TokenExpired,
     UnsupportedVersion,
@@ -129,7 +130,15 @@ class NativeServer:
         if told:
             connection.identity = msgspec.msgpack.decode(told, type=Identity)
             self.identified(connection)
+            self.entered(connection, arrived=True)
         return connection
+
+    def entered(self, connection: NativeConnection, *, arrived: bool = False) -> None:
+        """Count the connection for its principal; raises Overloaded if that has as many as it may."""
+        if self.admission is not None and connection.identity.how != "internal":
+            principal = str(connection.identity.principal)
+            self._places.enter(principal, connection.host, arrived=arrived)
+            connection.entered = principal
 
     def identified(self, connection: NativeConnection) -> int:
         """Follow the connection's credential to its end; return the seconds until then, 0 for never."""
@@ -140,17 +149,10 @@ class NativeServer:
         return max(1, (connection.identity.expires_us - now_us) // 1_000_000)
 
     def opened(self, connection: NativeConnection, now_s: float) -> None:
-        if len(self.connections) >= self._connections_max:
-            connection.refuse(
-                LimitExceeded(
-                    f"this worker holds {self._connections_max} connections already",
-                    hint="close some, or raise limits.connections_max",
-                )
-            )
-            return
+        held, most = len(self.connections), self._connections_max
         try:
-            self._places.take()
-        except LimitExceeded as error:
+            self._places.take(connection.host, held, most, arrived=connection.welcomed)
+        except (LimitExceeded, Overloaded) as error:
             connection.refuse(error)
             return
         self.connections[connection.connection_id] = connection
@@ -167,8 +169,10 @@ class NativeServer:
         self.waiting.pop(connection, None)
         self._resting.pop(connection, None)
         self._shaking.pop(connection, None)
+        if connection.entered:
+            self._places.exit(connection.entered)
         if self.connections.pop(connection.connection_id, None) is not None:
-            self._places.give_back()
+            self._places.give_back(connection.host)
             self.count("connections", -1)
             self.router.session_gone(connection)
 
@@ -298,7 +302,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self._tls = False
         self.silence: Silence | None = None  # where its client answers PING
         self._certificate = b""  # of the client, which TLS has verified
-        self.peer = self._host = ""
+        self.peer = self.host = ""
+        self.entered = ""  # the principal that it is counted for
 
     # -- transport --------------------------------------------------------------------------------
 
@@ -315,7 +320,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         elif ssl_object is not None:
             self._certificate = ssl_object.getpeercert(True) or b""
         self.peer = str(transport.get_extra_info("peername") or "a process of this host")
-        self._host = tcp.host_of(transport.get_extra_info("peername"))
+        self.host = tcp.host_of(transport.get_extra_info("peername"))
         self._server.opened(self, asyncio.get_running_loop().time())
         if self._unread and not self._transport.is_closing():
             unread, self._unread = self._unread, b""
@@ -434,7 +439,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             buffer.start = buffer.end  # it holds taken frames until they are written
             server.turns.schedule_turn()
             if server.admission is not None and isinstance(error, NotAuthenticated | TokenExpired):
-                self._refuse_late(error, server.admission.pause_s(self._host))
+                self._refuse_late(error, server.admission.pause_s(self.host))
             else:
                 self.refuse(error)
             return False
@@ -454,7 +459,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         server, expires_s = self._server, 0
         given = wire.decode_control(view[frame.start : frame.end], Authenticate)
         if server.admission is not None:
-            identity = server.admission.admit(given.token, self._host, self._certificate)
+            identity = server.admission.admit(given.token, self.host, self._certificate)
             if identity.principal != self.identity.principal:
                 raise ProtocolError(
                     "a connection belongs to one principal",
@@ -538,7 +543,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             )
         admission = self._server.admission
         if admission is not None and self.identity is not INTERNAL:
-            self.identity = admission.admit(hello.token, self._host, self._certificate)
+            self.identity = admission.admit(hello.token, self.host, self._certificate)
+            self._server.entered(self)
         self.welcomed = True
         if hello.answers_ping:
             self.silence = Silence(clock.monotonic_ns())
@@ -585,7 +591,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             self._owed -= answers_in(b"".join(output))
         transport.writelines(output)
         if transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.limited("slow client closed", source=self._host, peer=self.peer)
+            _log.limited("slow client closed", source=self.host, peer=self.peer)
             transport.abort()
 
     def refuse(self, error: DanubeError) -> None:
@@ -604,7 +610,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def leave_gone_peer(self) -> None:
         """End the connection if the kernel shows that its peer has vanished."""
         if self._transport is not None and gone(self._transport.get_extra_info("socket")):
-            _log.limited("a client is gone without a word", source=self._host, peer=self.peer)
+            _log.limited("a client is gone without a word", source=self.host, peer=self.peer)
             self.abort()
 
     @property
@@ -625,7 +631,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
             transport.write(wire.control_frame(Kind.PING))
         elif verdict is Verdict.END:
             timeout_ms = timeout_ns // 1_000_000
-            _log.limited("a client does not answer", source=self._host, peer=self.peer, timeout_ms=timeout_ms)
+            _log.limited("a client does not answer", source=self.host, peer=self.peer, timeout_ms=timeout_ms)
             self.abort()
 
     def abort(self) -> None:

@@ -142,13 +142,9 @@ def test_clients_that_are_refused_wait_and_store_everything_once_and_in_order(
 
 async def _send_at_once(address: str, numbers: list[bytes]) -> None:
     async with danube.connect(address) as client:
-        async with client.producer("/slow/t", timeout=60, batch_records=RATE) as producer:
-            sends = []
-            for start in range(0, len(numbers), RATE):  # four batches, of which the last two are refused
-                sends += [producer.send_nowait(number) for number in numbers[start : start + RATE]]
-                await producer.ready()
-            for one in sends:
-                await one
+        async with client.producer("/slow/t", timeout=60) as producer:
+            parts = [numbers[start : start + RATE] for start in range(0, len(numbers), RATE)]
+            await asyncio.gather(*map(producer.send_many, parts))  # the last two batches are refused
 
 
 def test_official_clients_see_the_limits_and_may_try_again(broker: Any) -> None:

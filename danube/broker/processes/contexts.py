@@ -20,6 +20,7 @@ from danube.ipc.channel import Channel
 from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
 from danube.ipc.region import Region
+from danube.ipc.tallies import Tallies
 
 PULSE_FRESH_NS: Final = 5_000_000_000
 _BEAT, _PID, _STARTS, _STORE, _SHARE = range(5)  # words of a pulse
@@ -113,6 +114,10 @@ class WorkerContext:
     def channel(self) -> Channel:
         """The rings to and from all other workers; one per process."""
         return Channel(self.region, self.worker, self.incarnation)
+
+    def tallies(self) -> Tallies:
+        """Counts of all workers by name; one per process."""
+        return Tallies(self.region, self.worker)
 
     def heartbeat(self) -> None:
         """Note that the worker is alive: every second from the loop, and between slices of recovery."""

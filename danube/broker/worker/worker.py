@@ -41,6 +41,7 @@ from danube.broker.tiers.retention import LocalRetention
 from danube.broker.tiers.worker_tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
 from danube.broker.worker.dead_letters import DeadLetters
+from danube.broker.worker.guests import LOCAL_PLACES, Guests
 from danube.broker.worker.housekeeping import Housekeeping
 from danube.broker.worker.measuring import Measuring
 from danube.broker.worker.places import Places
@@ -99,7 +100,9 @@ class Worker:
         descriptors.resize(descriptors_allowed())
         allowed = connections_allowed()
         self._handshakes_max = min(HANDSHAKES_MAX, max(1, allowed // 16)) if config.has_certificates else 0
-        self.places = Places(allowed - TLS_PORTS * self._handshakes_max)
+        self.places = Places(
+            allowed - TLS_PORTS * self._handshakes_max, kept=self._kept_places(), guests=self._make_guests()
+        )
         self.syncer = Syncer(loop.call_soon_threadsafe, partitions)
         self.sealer = Syncer(loop.call_soon_threadsafe)
         self.reserver = Syncer(loop.call_soon_threadsafe)  # a busy log waits for it
@@ -193,6 +196,19 @@ class Worker:
         if self.cluster is not None:
             return self.cluster.make_shard(self._silence, **parts)
         return Shard(ahead_of=lambda topic_id: ahead_of(self.metadata.state, topic_id), **parts)
+
+    def _kept_places(self) -> int:
+        """Return how many of this worker's connections only this host may open; a quarter at most."""
+        share = self.config.limits.connections_max // self.context.workers
+        return min(-(-LOCAL_PLACES // self.context.workers), share // 4)
+
+    def _make_guests(self) -> Guests | None:
+        limits = self.config.limits
+        bounds = {
+            "per_address": limits.connections_per_address, "per_principal": limits.connections_per_principal,
+            "per_second": limits.connection_rate,
+        }  # fmt: skip
+        return Guests(self.context.tallies(), **bounds) if any(bounds.values()) else None
 
     def _silence(self) -> None:
         """Drop all connections and their unsent output."""

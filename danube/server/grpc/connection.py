@@ -279,8 +279,9 @@ class GrpcConnection(GrpcSocket):
         if head is not self._identified and guard is not None:
             field = head.fields.get("authorization", "")
             if self._identified is None or field != self._authorization:
-                self._identity = guard.identity(field, self._host, self._certificate)
-                self._authorization = field
+                identity = guard.identity(field, self.host, self._certificate)
+                self._door.enter(self, identity)
+                self._identity, self._authorization = identity, field
             self._identified = head
         return self._identity
 
@@ -298,7 +299,7 @@ class GrpcConnection(GrpcSocket):
 
     def _answer_late(self, guard: GrpcGuard, streams: Sequence[Stream], error: DanubeError) -> None:
         """Refuse calls after a pause; what they still send is not kept."""
-        loop, pause_s = asyncio.get_running_loop(), guard.pause_s(self._host)
+        loop, pause_s = asyncio.get_running_loop(), guard.pause_s(self.host)
         for stream in streams:
             stream.context = None
             loop.call_later(pause_s, self._answer_error, stream, error)

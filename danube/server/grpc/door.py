@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from danube.broker.api import Holder, Turns
 from danube.broker.worker.places import Places
 from danube.core.http2.frames import Http2Settings
-from danube.errors import LimitExceeded
+from danube.errors import LimitExceeded, Overloaded
 from danube.host import clock
 from danube.server.grpc.connection import GrpcConnection
 from danube.server.grpc.guard import GrpcGuard
@@ -24,6 +24,7 @@ from danube.server.messages.session import CONNECTION_ID, BrokerSession
 
 if TYPE_CHECKING:
     from danube.broker.audit.audit import Audit
+    from danube.core.security.principals import Identity
     from danube.server.grpc.placing import Placing
     from danube.server.messages.consuming import Consuming, GrpcConsumer
     from danube.server.messages.publishing import Publishing
@@ -110,9 +111,10 @@ class GrpcDoor:
         return connection
 
     def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None:
+        held = len(self.connections)
         try:
-            self._take_place()
-        except LimitExceeded as error:
+            self._places.take(connection.host, held, self._connections_max, arrived=arrived)
+        except (LimitExceeded, Overloaded) as error:
             if len(self._refused) >= REFUSED_MAX:
                 connection.abort()
                 return
@@ -124,20 +126,27 @@ class GrpcDoor:
         if not arrived:
             self.count("connections_total", 1)
 
-    def _take_place(self) -> None:
-        if len(self.connections) >= self._connections_max:
-            raise LimitExceeded(
-                f"this worker holds {self._connections_max} connections already",
-                hint="close some, or raise limits.connections_max",
-            )
-        self._places.take()
+    def enter(self, connection: GrpcSocket, identity: Identity) -> None:
+        """Count the connection for who calls on it now; raises Overloaded if that one has too many."""
+        principal = str(identity.principal)
+        if principal == connection.entered:
+            return
+        self._places.enter(principal, connection.host)
+        self._exit(connection)
+        connection.entered = principal
+
+    def _exit(self, connection: GrpcSocket) -> None:
+        if connection.entered:
+            self._places.exit(connection.entered)
+            connection.entered = ""
 
     def closed(self, connection: GrpcSocket) -> None:
         self._dirty.pop(connection, None)
         self._refused.pop(connection, None)
         if connection in self.connections:
             del self.connections[connection]
-            self._places.give_back()
+            self._places.give_back(connection.host)
+            self._exit(connection)
             self.count("connections", -1)
             if self._data is not None:
                 self._data.consuming.connection_lost(connection)

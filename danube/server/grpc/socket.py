@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from danube.broker.api import Turns
     from danube.broker.audit.audit import Audit
     from danube.core.http2.frames import Http2Settings
+    from danube.core.security.principals import Identity
     from danube.server.grpc.guard import GrpcGuard
     from danube.server.grpc.methods import Method
     from danube.server.grpc.placing import Placing
@@ -50,6 +51,7 @@ class SocketDoor(Protocol):
 
     def opened(self, connection: GrpcSocket, *, arrived: bool = False) -> None: ...
     def closed(self, connection: GrpcSocket) -> None: ...
+    def enter(self, connection: GrpcSocket, identity: Identity) -> None: ...
     def leave(self, consumer: GrpcConsumer) -> None: ...
     def judge_again(self, connection: GrpcSocket) -> int: ...
     def writable(self, connection: GrpcSocket) -> None: ...
@@ -73,7 +75,8 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._sent_bytes = 0  # by that one, and still to be left out
         self.congested = False
         self._certificate = b""  # of the client, which TLS has verified
-        self.peer = self._host = ""
+        self.peer = self.host = ""
+        self.entered = ""  # the principal that it is counted for
         self.local_address = ""
 
     def _placed(self, unplaced: Unplaced) -> None:
@@ -101,7 +104,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if ssl_object is not None:
             self._certificate = ssl_object.getpeercert(True) or b""
         self.peer = str(transport.get_extra_info("peername"))
-        self._host = tcp.host_of(transport.get_extra_info("peername"))
+        self.host = tcp.host_of(transport.get_extra_info("peername"))
         self.local_address = _address(transport.get_extra_info("sockname"))
         self._door.opened(self, arrived=bool(self._arrived))
         self.flush()  # the greeting, at once: it shows a client of another protocol its mistake
@@ -215,7 +218,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         elif http2.closing and not http2.streams and not self._refused:
             transport.close()
         elif transport.get_write_buffer_size() > OUTPUT_BUFFER_BYTES_MAX:
-            _log.limited("slow client closed", source=self._host, peer=self.peer)
+            _log.limited("slow client closed", source=self.host, peer=self.peer)
             transport.abort()
 
     def _unsent(self, output: list[bytes]) -> list[bytes]:
@@ -229,7 +232,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if self._refused:
             return
         self._refused = True
-        _log.limited("connection refused", source=self._host, peer=self.peer, why=self._http2.failed)
+        _log.limited("connection refused", source=self.host, peer=self.peer, why=self._http2.failed)
         self._end_output(transport)
 
     def _end_output(self, transport: asyncio.Transport) -> None:

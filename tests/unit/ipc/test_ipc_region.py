@@ -15,7 +15,14 @@ from danube.errors import InvalidArgument, StorageFull, StorageIncompatible
 from danube.ipc import atomics, region
 from danube.ipc.atomics import WORD_MASK, Words
 from danube.ipc.counters import Counter, Counters, State, snapshot
-from danube.ipc.layout import COUNTER_BLOCK_BYTES, LINE_BYTES, PAGE_BYTES, Layout
+from danube.ipc.layout import (
+    COUNTER_BLOCK_BYTES,
+    LINE_BYTES,
+    PAGE_BYTES,
+    TALLY_BLOCK_BYTES,
+    USAGE_BLOCK_BYTES,
+    Layout,
+)
 from danube.ipc.region import Region
 from danube.limits import KIB, MIB, RING_BYTES, WORKERS_MAX
 
@@ -28,6 +35,8 @@ def test_parts_of_a_region_do_not_overlap(workers: int) -> None:
         parts.append((plan.incarnation_position(worker), LINE_BYTES))
         parts.append((plan.sleeping_position(worker), LINE_BYTES))
         parts.append((plan.counter_block_position(worker), COUNTER_BLOCK_BYTES))
+        parts.append((plan.tally_block_position(worker), TALLY_BLOCK_BYTES))
+        parts.append((plan.usage_block_position(worker), USAGE_BLOCK_BYTES))
         for other in range(workers):
             if other != worker:
                 parts.append((plan.ring_position(worker, other), PAGE_BYTES + plan.ring_bytes))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from danube.broker.admission import Admission
+from danube.broker.worker.guests import LOCAL_PLACES, Guests
+from danube.broker.worker.places import Places
 from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Authenticate, Expiring, Hello, Kind, Welcome
 from danube.core.security.principals import Identity, Principal
-from danube.errors import DanubeError, NotAuthenticated, TokenExpired
+from danube.errors import DanubeError, NotAuthenticated, Overloaded, TokenExpired
 from danube.host.credentials import Credentials, secret_key
 from danube.server.native import NativeConnection, NativeServer
 from tests.unit.broker_parts import Received, frames_in
@@ -94,6 +98,35 @@ def test_a_refusal_comes_late_and_nothing_is_taken_meanwhile(text: str, error: t
         assert not client.transport.reading and not client.transport.closed
         assert isinstance(await refusal(client), error)
         assert door.router.taken == []
+
+    asyncio.run(run())
+
+
+def test_a_principal_s_connections_are_bounded_and_freed() -> None:
+    async def run() -> None:
+        door = Asking()
+        counts: Counter[str] = Counter()
+        counted = SimpleNamespace(
+            add=lambda name, amount: counts.update({name: amount}), total=lambda name: counts[name]
+        )
+        guests = Guests(counted, per_address=0, per_principal=LOCAL_PLACES, per_second=0)
+        door.server._places, door.server._connections_max = Places(1_000, guests=guests), 100
+        clients = [Client(door) for _ in range(LOCAL_PLACES)]
+        for client in clients:
+            (frame,) = client.send(hello(token()))
+            assert frame.kind == Kind.WELCOME
+        late, other = Client(door), Client(door)
+        (frame,) = late.send(hello(token()))
+        error = wire.decode_error(frame.body)
+        assert isinstance(error, Overloaded) and error.facts["quota"] == "connections_per_principal"
+        assert late.transport.closed
+        (frame,) = other.send(hello(token("another")))
+        assert frame.kind == Kind.WELCOME
+        late.connection.connection_lost(None)
+        clients[0].connection.connection_lost(None)
+        assert counts["principal service_account:app"] == LOCAL_PLACES - 1
+        (frame,) = Client(door).send(hello(token()))
+        assert frame.kind == Kind.WELCOME
 
     asyncio.run(run())
 

@@ -391,7 +391,7 @@ def test_policies_wait_until_every_broker_that_is_alive_knows_them() -> None:
         propose(machine, command)
     setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_topics=1))
     for command in (setting, PutTenant(tenant=Tenant("acme", ("default",))), DeleteTenant(name="acme")):
-        with pytest.raises(WrongState, match="broker 2 does not know policies.* older version, 0.1"):
+        with pytest.raises(WrongState, match=r"broker 2 does not know policies.* older version, 0\.1"):
             machine.check(command)
     propose(machine, PutKey(key=f"{COMMANDS_PREFIX}2", value=b"what", lease_id=2))
     with pytest.raises(WrongState):

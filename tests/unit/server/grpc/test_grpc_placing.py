@@ -444,11 +444,11 @@ def test_connections_that_would_take_the_logs_descriptors_are_told_so() -> None:
     _, late = worker.connect()
     assert b"has descriptors for 1 connections" in late.written
     with pytest.raises(LimitExceeded):
-        places.take()
+        places.take("192.0.2.9", 0, 10)
     told = [worker.connect()[1] for _ in range(REFUSED_MAX)]
     assert [transport.aborted for transport in told] == [False] * (REFUSED_MAX - 1) + [True]
     first.connection_lost(None)
-    places.take()
+    places.take("192.0.2.9", 0, 10)
 
 
 def test_who_does_not_read_is_not_read_either_and_is_given_up() -> None:

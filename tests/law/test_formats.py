@@ -14,7 +14,7 @@ MAGIC = re.compile(rb"DAN[A-Z]{5}|[A-Z]{3}[0-9]|DNBREG[0-9]{2}")
 # Formats that never lie on a disk or in a store.
 PASSING = {
     b"DNR1": "frames between members",
-    b"DNBREG02": "shared memory of a running broker",
+    b"DNBREG03": "shared memory of a running broker",
     b"DLT1": "payloads of the load generator",
 }
 

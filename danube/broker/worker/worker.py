@@ -204,11 +204,12 @@ class Worker:
 
     def _make_guests(self) -> Guests | None:
         limits = self.config.limits
-        bounds = {
-            "per_address": limits.connections_per_address, "per_principal": limits.connections_per_principal,
-            "per_second": limits.connection_rate,
-        }  # fmt: skip
-        return Guests(self.context.tallies(), **bounds) if any(bounds.values()) else None
+        address, principal = limits.connections_per_address, limits.connections_per_principal
+        rate = limits.connection_rate
+        if not (address or principal or rate):
+            return None
+        counts = self.context.tallies()
+        return Guests(counts, per_address=address, per_principal=principal, per_second=rate)
 
     def _silence(self) -> None:
         """Drop all connections and their unsent output."""

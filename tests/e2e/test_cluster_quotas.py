@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -50,3 +51,64 @@ def test_every_owner_keeps_the_limits_that_any_broker_was_told(tmp_path: Path) -
             assert elapsed_s >= COUNT / RATE - 1 - 0.5
             described = client.admin.describe_topic(TOPIC)
             assert sum(one["high_watermark"] for one in described.partitions) == COUNT
+
+
+SUM = 300  # records a second of the namespace over all brokers
+BATCH = 15
+
+
+class Publisher:
+    """A client that offers far more than the limit until it is stopped."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(address, topic))
+        self.failure: BaseException | None = None
+        self._thread.start()
+
+    def _run(self, address: str, topic: str) -> None:
+        try:
+            with sync.connect(address) as client, client.producer(topic, timeout=120) as producer:
+                while not self._stop.is_set():
+                    producer.send_many([b"x"] * BATCH)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=150)
+        assert not self._thread.is_alive() and self.failure is None
+
+
+def stored(client: Any, *topics: str) -> int:
+    described = [client.admin.describe_topic(topic).partitions for topic in topics]
+    return sum(one["high_watermark"] for partitions in described for one in partitions)
+
+
+def test_brokers_share_the_rate_of_a_namespace_by_what_they_are_asked_for(tmp_path: Path) -> None:
+    with BrokerCluster(tmp_path, 3) as cluster:
+        first = cluster.brokers[0]
+        with sync.connect(first.address) as client:
+            client.admin.create_namespace("team")
+            client.admin.create_topic("/team/one")
+            client.admin.create_topic("/team/wide", partitions=PARTITIONS)
+            assert len({cluster.owner("/team/wide", index).port for index in range(PARTITIONS)}) == 3
+            client.admin.set_namespace_policy("team", max_publish_rate=SUM)
+            began_ns = time.monotonic_ns()
+            alone = Publisher(first.address, "/team/one")
+            before, since_ns, best = 0, began_ns, 0.0
+            while best < 0.6 * SUM and time.monotonic_ns() - began_ns < 120e9:
+                time.sleep(5)  # one report of each broker
+                now, now_ns = stored(client, "/team/one"), time.monotonic_ns()
+                best = max(best, (now - before) * 1e9 / (now_ns - since_ns))
+                before, since_ns = now, now_ns
+            assert best >= 0.6 * SUM, "the others take nothing, so its broker has more than a third"
+            wide = [Publisher(one.address, "/team/wide") for one in cluster.brokers]
+            time.sleep(10)
+            for one in (alone, *wide):
+                one.stop()
+            elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
+            # A second is saved, another one may be owed, and a batch of each partition passes beyond that.
+            most = SUM * (1.1 * elapsed_s + 2) + (PARTITIONS + 1) * BATCH
+            assert stored(client, "/team/one", "/team/wide") <= most

@@ -14,6 +14,7 @@ import pytest
 
 import danube
 from danube import sync
+from danube.core.placement.workers import owner_of
 from danube.errors import LimitExceeded, PolicyMismatch, QuotaExceeded
 from danube.server.proto import DanubeAdmin_pb2
 from tests import fork_server
@@ -145,6 +146,51 @@ async def _send_at_once(address: str, numbers: list[bytes]) -> None:
         async with client.producer("/slow/t", timeout=60) as producer:
             parts = [numbers[start : start + RATE] for start in range(0, len(numbers), RATE)]
             await asyncio.gather(*map(producer.send_many, parts))  # the last two batches are refused
+
+
+def test_topics_of_two_workers_share_the_rate_of_their_namespace_and_its_stored_bytes(broker: Any) -> None:
+    process = broker(workers=2)
+    count, batch = 6 * RATE, 50
+
+    async def publish(client: Any, topic: str) -> None:
+        async with client.producer(topic, timeout=120) as producer:
+            for _ in range(count // 4 // batch):
+                await producer.send_many([b"x" * 100] * batch)
+
+    async def scenario() -> None:
+        async with danube.connect(process.address) as client:
+            await client.admin.create_namespace("team")
+            await client.admin.set_namespace_policy("team", max_publish_rate=RATE)
+            topics = [f"/team/t{number}" for number in range(4)]
+            for topic in topics:
+                await client.admin.create_topic(topic)
+            owners = {
+                owner_of((await client.admin.describe_topic(topic)).topic.topic_id, 0, 2) for topic in topics
+            }
+            assert owners == {0, 1}
+            began_ns = time.monotonic_ns()
+            await asyncio.gather(*(publish(client, topic) for topic in topics))
+            elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
+            # A second is saved, and each producer's last batch is answered a second after it came at most.
+            assert elapsed_s >= count / RATE - 1 - 1 - 4 * batch / RATE
+            await client.admin.set_namespace_policy("team", max_publish_rate=0, max_storage_bytes=1_000)
+            async with client.producer(topics[0], timeout=0.5) as producer:
+                with pytest.raises(QuotaExceeded) as refused:
+                    for _ in range(100):  # it is looked at once a second
+                        await producer.send(b"y")
+                        await asyncio.sleep(0.1)
+            assert refused.value.facts["quota"] == "max_storage_bytes"
+            await client.admin.set_namespace_policy("team", max_storage_bytes=0)
+            async with client.producer(topics[0]) as producer:
+                await producer.send(b"z")
+
+    asyncio.run(scenario())
+    found = told(process.address, "namespaces", "policy", "team")["policy"]
+    assert (found["max_publish_rate"], found["max_storage_bytes"]) == (0, 0)
+    sizes = ("--max-publish-bytes", "1MiB", "--max-storage-bytes", "9GiB")
+    cli(process.address, "namespaces", "set", "team", *sizes)
+    found = told(process.address, "namespaces", "policy", "team")["policy"]
+    assert (found["max_publish_bytes"], found["max_storage_bytes"]) == (1 << 20, 9 << 30)
 
 
 def test_official_clients_see_the_limits_and_may_try_again(broker: Any) -> None:

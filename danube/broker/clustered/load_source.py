@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.core.placement.load_report import LoadReport
+from danube.core.placement.shares import Demand
 from danube.host import clock
 from danube.host.capacity import ROOT, usable_cores, used_memory_share
 from danube.ipc.counters import Counter, snapshot
+from danube.ipc.usage import NOT_USED, used
 
 if TYPE_CHECKING:
     from danube.ipc.region import Region
@@ -31,6 +33,7 @@ class LoadSource:
         self._at_ns = clock.monotonic_ns()
         self._cpu_by_pid: dict[int, int] = {}
         self._bytes, self._records = self._totals(snapshot(region))
+        self._used = used(region)
 
     def report(self) -> LoadReport:
         now_ns = clock.monotonic_ns()
@@ -48,7 +51,22 @@ class LoadSource:
             records_per_s=round(max(0.0, moved_records / seconds), 1),
             backlog_records=sum(one["backlog_records"] for one in counters),
             partition_count=sum(one["partitions_open"] for one in counters),
+            usage=self._usage(seconds),
         )
+
+    def _usage(self, seconds: float) -> dict[str, Demand]:
+        """What was taken of sums since the last report; those that were not touched are left out."""
+        former, self._used = self._used, used(self._region)
+        found = {}
+        for key, now in self._used.items():
+            before = former.get(key, NOT_USED)
+            records, size_bytes = now.records - before.records, now.size_bytes - before.size_bytes
+            if records > 0 or now.held > before.held or now.stored_bytes:
+                found[str(key)] = Demand(
+                    round(max(0, records) / seconds, 1), round(max(0, size_bytes) / seconds, 1),
+                    now.held > before.held, now.stored_bytes,
+                )  # fmt: skip
+        return found
 
     @staticmethod
     def _totals(counters: list[dict[str, int]]) -> tuple[int, int]:

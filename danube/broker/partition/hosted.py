@@ -29,7 +29,7 @@ from danube.core.dispatch.holed import UNUSED, HoledSubscription
 from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
 from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
-from danube.core.partition.publish_rate import ANSWER_NS_MAX, PublishRate
+from danube.core.partition.publish_rate import ANSWER_NS_MAX, PublishRate, SumRate
 from danube.core.protocol.native import DeliveryFlag, FrameFlag
 from danube.errors import (
     DanubeError,
@@ -99,7 +99,7 @@ class HostedPartition:
         "damaged", "deleted", "delivery_flags", "directory", "dispatch_rate", "failure", "hot", "index",
         "limits", "log", "lossy", "metadata", "moved", "name", "near", "producers", "publish_rate", "record",
         "record_bytes_max", "records_in", "refusal", "reopen_delay_ns", "silent", "subscriptions",
-        "sync_running", "tier", "unsynced_ns", "waiting",
+        "sums", "sync_running", "tier", "unsynced_ns", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -149,12 +149,12 @@ class HostedPartition:
         self._hot_chunk: Chunk | None = None
         self._live_readers = False
 
-    def limit(self, limits: NamespacePolicy | None) -> None:
-        """Take the limits of the topic's namespace; None: there are none."""
-        self.limits = limits
+    def limit(self, limits: NamespacePolicy | None, sums: tuple[SumRate, ...] = ()) -> None:
+        """Take the limits of the topic's namespace, and the sums that it counts in; None: there are none."""
+        self.limits, self.sums = limits, sums
         self.record_bytes_max = record_bytes_max(self.record, limits)
         self.dispatch_rate = dispatch_rate(self.record, limits)
-        self.publish_rate = paced(self.publish_rate, self.record, limits, clock.monotonic_ns())
+        self.publish_rate = paced(self.publish_rate, self.record, limits, sums, clock.monotonic_ns())
 
     def follow_storage(self) -> None:
         """Compare the stored bytes with their limit."""
@@ -545,7 +545,7 @@ class HostedPartition:
     def update(self, record: TopicRecord) -> None:
         """Apply a new policy and settings; answer waiting publishes whose new level is reached."""
         former, self.record = self.record, record
-        self.limit(self.limits)
+        self.limit(self.limits, self.sums)
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.core.update_policy(record.policy)
         follow(self, former, record)

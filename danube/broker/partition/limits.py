@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from danube.core.metadata.policies import check_durability, check_schema, smallest
-from danube.core.partition.publish_rate import PublishRate
+from danube.core.partition.publish_rate import PublishRate, SumRate
 from danube.errors import LimitExceeded, QuotaExceeded
 
 if TYPE_CHECKING:
@@ -67,27 +67,40 @@ def publish_rates(record: TopicRecord, limits: NamespacePolicy | None) -> tuple[
 
 
 def paced(
-    rate: PublishRate | None, record: TopicRecord, limits: NamespacePolicy | None, now_ns: int
+    rate: PublishRate | None,
+    record: TopicRecord,
+    limits: NamespacePolicy | None,
+    sums: tuple[SumRate, ...],
+    now_ns: int,
 ) -> PublishRate | None:
     """The rate of a partition under these limits; what it owes stays.  None: publishing is not limited."""
     rates = publish_rates(record, limits)
-    if limits is None or (rates == (0, 0) and not limits.max_storage_bytes_per_topic):
+    if limits is None or (rates == (0, 0) and not limits.max_storage_bytes_per_topic and not sums):
         return None
     if rate is None:
-        return PublishRate(*rates)
+        return PublishRate(*rates, sums)
+    rate.sums = sums
     rate.set(*rates, now_ns)
     return rate
 
 
+def stored_bytes(hosted: LimitedPartition) -> int:
+    """What a partition stores on its disk and in the object store; what is in both counts once."""
+    log, tier = hosted.log, hosted.tier
+    if log is None:
+        return 0
+    if tier is None:
+        return log.local_bytes
+    return tier.pending().size_bytes + (0 if tier.manifest is None else tier.manifest.size_bytes)
+
+
 def storage_refusal(hosted: LimitedPartition) -> QuotaExceeded | None:
     """Why a partition takes no batches: it stores its share of the bytes that its topic may; or None."""
-    limits, log, tier = hosted.limits, hosted.log, hosted.tier
-    if limits is None or not limits.max_storage_bytes_per_topic or log is None:
+    limits = hosted.limits
+    if limits is None or not limits.max_storage_bytes_per_topic or hosted.log is None:
         return None
     limit = -(-limits.max_storage_bytes_per_topic // hosted.record.partition_count)
-    stored = log.local_bytes
-    if tier is not None:
-        stored = tier.pending().size_bytes + (0 if tier.manifest is None else tier.manifest.size_bytes)
+    stored = stored_bytes(hosted)
     if stored < limit:
         return None
     return QuotaExceeded(

@@ -21,6 +21,7 @@ from danube.ipc.counters import Counter, Counters, State
 from danube.ipc.passage import Passage
 from danube.ipc.region import Region
 from danube.ipc.tallies import Tallies
+from danube.ipc.usage import Usage
 
 PULSE_FRESH_NS: Final = 5_000_000_000
 _BEAT, _PID, _STARTS, _STORE, _SHARE = range(5)  # words of a pulse
@@ -118,6 +119,10 @@ class WorkerContext:
     def tallies(self) -> Tallies:
         """Counts of all workers by name; one per process."""
         return Tallies(self.region, self.worker)
+
+    def usage(self) -> Usage:
+        """What all workers take of sums; one per process."""
+        return Usage(self.region, self.worker)
 
     def heartbeat(self) -> None:
         """Note that the worker is alive: every second from the loop, and between slices of recovery."""

@@ -76,6 +76,7 @@ from danube.limits import (
 
 if TYPE_CHECKING:
     from danube.broker.partition.metadata import OwnerMetadata
+    from danube.broker.partition.sums import Sums
     from danube.broker.tiers.worker_tiers import Tiers
     from danube.core.partition.partition import OffsetBudget
     from danube.wal.log.log import LogOptions
@@ -121,6 +122,7 @@ class Shard:
         self.draining = False
         self.unbroken_since = unbroken_since
         self.metadata: OwnerMetadata | None = None
+        self.sums: Sums | None = None
         self.ahead_of = ahead_of
         self._root = root
         self._incarnation = incarnation
@@ -472,7 +474,7 @@ class Shard:
         self.partitions[hosted.name] = hosted
         hosted.metadata = self.metadata
         if self.metadata is not None:
-            hosted.limit(self.metadata.limits(current))
+            self._limit(hosted, current)
         if current != hosted.record:  # the policy was changed meanwhile
             hosted.update(current)
         follow_recovery(hosted)
@@ -574,6 +576,8 @@ class Shard:
         if self.metadata is not None and self.metadata.limited:
             for hosted in self.partitions.values():
                 hosted.follow_storage()
+        if self.sums is not None:
+            self.sums.second(self.partitions.values())
         self._deliveries.second()
 
     def store_cursors(self) -> None:
@@ -603,9 +607,17 @@ class Shard:
             return
         for hosted in self.partitions.values():
             if namespace_of(hosted.record.topic) in namespaces:
-                hosted.limit(self.metadata.limits(hosted.record))
+                self._limit(hosted, hosted.record)
                 hosted.follow_storage()
                 self.wake(hosted)
+
+    def _limit(self, hosted: HostedPartition, record: TopicRecord) -> None:
+        """Apply the limits of a partition's namespace."""
+        limits = None if self.metadata is None else self.metadata.limits(record)
+        sums = (
+            self.sums.of(namespace_of(record.topic)) if limits is not None and self.sums is not None else ()
+        )
+        hosted.limit(limits, sums)
 
     def delete_topic(self, record: TopicRecord) -> None:
         """Close the partitions of a deleted topic, and remove their files."""

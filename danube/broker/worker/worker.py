@@ -28,6 +28,7 @@ from danube.broker.operations.context import Operations
 from danube.broker.operations.examinations import Examinations
 from danube.broker.operations.proposals import Proposals, open_metadata
 from danube.broker.partition.opening import ahead_of
+from danube.broker.partition.sums import Sums
 from danube.broker.processes import last_resort
 from danube.broker.processes.data_dir import broker_id
 from danube.broker.processes.directories import METADATA, PARTITIONS, partition_names
@@ -113,6 +114,8 @@ class Worker:
         self.dead_letters = DeadLetters(self)
         self._mover: LinkClient | None = None
         self.shard = self._make_shard(partitions)
+        broker_id = self.cluster.broker_id if self.cluster is not None else 0
+        self.shard.sums = Sums(context.usage, lambda: self.metadata.state, broker_id)
         self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)

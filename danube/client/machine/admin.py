@@ -94,6 +94,9 @@ class LimitKeywords(TypedDict, total=False):
     retention_max_ms: int | None
     auto_create: bool | None
     schema_required: bool | None
+    max_publish_rate: int | None
+    max_publish_bytes: int | None
+    max_storage_bytes: int | None
 
 
 def start_of(start: Start) -> tuple[str, int]:

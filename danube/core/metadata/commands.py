@@ -21,7 +21,7 @@ from danube.core.cluster.commands import (
     CompareAndSet,
     PutKey,
 )
-from danube.core.metadata.policies import NamespacePolicy, Tenant
+from danube.core.metadata.policies import LATER, NamespacePolicy, Tenant
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import DanubeError, InvalidArgument, InvalidName, LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
@@ -357,9 +357,14 @@ _decoder: Final = msgspec.msgpack.Decoder(list[Command])
 
 
 def in_full(value: Any) -> Any:
-    """``value`` as maps and lists, with the fields that equal their default as well."""
+    """``value`` as maps and lists, with the fields that equal their default as well.
+
+    Fields of a policy that came later are left out where they limit nothing: so the bytes of old ones stay.
+    """
     if isinstance(value, msgspec.Struct):
         fields = {name: in_full(field) for name, field in msgspec.structs.asdict(value).items()}
+        if isinstance(value, NamespacePolicy):
+            fields = {name: field for name, field in fields.items() if field or name not in LATER}
         settings = value.__struct_config__
         return {settings.tag_field: settings.tag, **fields} if settings.tag_field else fields
     if isinstance(value, list | tuple):

@@ -4,6 +4,8 @@ A *tenant* is a named set of namespaces with a quota.  Three kinds of limits:
 
 ``max_topics``, ``max_partitions``, ``max_subjects``: a sum over the namespace, or over all namespaces of the
 tenant.  The metadata machine judges them (:mod:`danube.core.metadata.quotas`).
+``max_publish_rate``, ``max_publish_bytes``, ``max_storage_bytes``: such a sum too, over all brokers.  The
+owners of partitions judge it together (:mod:`danube.core.placement.shares`).
 ``..._per_topic``, ``..._per_subscription`` and ``max_message_size``: each topic or subscription has it.  The
 smallest of the tenant's, the namespace's and the topic's own holds.
 ``durability_min``, ``retention_max_ms``, ``auto_create``, ``schema_required``: demands.  The strictest holds.
@@ -43,6 +45,14 @@ class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True):
     retention_max_ms: int = 0
     auto_create: bool = True  # whether using a topic that is missing makes it, where topics.auto_create is on
     schema_required: bool = False  # whether producers need a topic with a schema
+    max_publish_rate: int = 0  # records a second of all topics together; these three came later, see LATER
+    max_publish_bytes: int = 0  # bytes a second, as batches are sent
+    max_storage_bytes: int = 0  # on disks and in the object store
+
+    @property
+    def limits_sums(self) -> bool:
+        """Whether topics are limited together in what they publish or store."""
+        return any(getattr(self, name) for name in LATER)
 
     def check(self) -> None:
         """Raise InvalidArgument if a value cannot be kept."""
@@ -69,6 +79,11 @@ LIMITS: Final = tuple(
     name for name in NamespacePolicy.__struct_fields__ if name.startswith("max_") or name.endswith("_ms")
 )
 SUMS: Final = ("max_topics", "max_partitions", "max_subjects")
+LATER: Final = (
+    "max_publish_rate",
+    "max_publish_bytes",
+    "max_storage_bytes",
+)  # left out where they say nothing
 
 
 def smallest(*limits: int) -> int:

@@ -84,6 +84,12 @@ class Quotas:
         found = own if tenant is None else strictest(own, tenant.quota)
         return None if found == NOTHING else found
 
+    def _holds(self, namespace: str) -> tuple[NamespacePolicy | None, bool, str]:
+        """The effective policy of a namespace, and which sums its topics count in."""
+        tenant = self._tenant_of.get(namespace)
+        of_tenant = tenant.name if tenant is not None and tenant.quota.limits_sums else ""
+        return self.effective(namespace), self.policy(namespace).limits_sums, of_tenant
+
     def limited(self) -> set[str]:
         """Namespaces that have a policy or belong to a tenant."""
         return {*self._policies, *self._tenant_of}
@@ -91,7 +97,7 @@ class Quotas:
     def changes_since(self, earlier: Quotas) -> list[str]:
         """Namespaces where another policy holds than in ``earlier``."""
         named = self.limited() | earlier.limited()
-        return sorted(name for name in named if self.effective(name) != earlier.effective(name))
+        return sorted(name for name in named if self._holds(name) != earlier._holds(name))
 
     def check_room(self, limit: str, namespace: str, more: int, count_in: CountIn) -> None:
         """Raise LimitExceeded if a namespace or its tenant may not have ``more`` of what ``limit`` counts."""
@@ -158,7 +164,7 @@ class Quotas:
         """Take a command; return the namespaces where another policy holds now."""
         if not isinstance(command, SetNamespacePolicy):
             self._refuse(command)
-        earlier = {namespace: self.effective(namespace) for namespace in self._touched(command)}
+        earlier = {namespace: self._holds(namespace) for namespace in self._touched(command)}
         match command:
             case SetNamespacePolicy(namespace=namespace, policy=policy):
                 self._policies[namespace] = policy
@@ -169,7 +175,7 @@ class Quotas:
                 self._keep(tenant)
             case DeleteTenant(name=name):
                 self._forget_tenant(name)
-        return [namespace for namespace, former in earlier.items() if self.effective(namespace) != former]
+        return [namespace for namespace, former in earlier.items() if self._holds(namespace) != former]
 
     def _touched(self, command: QuotaCommand) -> list[str]:
         if isinstance(command, SetNamespacePolicy):

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from danube.core.cluster.commands import PutKey
+from danube.core.placement.shares import Demand
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from danube.core.cluster.keys import KeySpace
 
 LOAD_PREFIX: Final = "/cluster/load/"
@@ -38,6 +41,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     records_per_s: float = 0.0
     backlog_records: int = 0
     partition_count: int = 0
+    usage: dict[str, Demand] = {}  # of what namespaces and tenants may have together, by key_of() their names
 
 
 _encoder: Final = msgspec.json.Encoder()
@@ -64,7 +68,20 @@ def report_of(keys: KeySpace, broker_id: int) -> LoadReport | None:
         records_per_s=_within(report.records_per_s, _RATE_MAX),
         backlog_records=int(_within(float(report.backlog_records), _RATE_MAX)),
         partition_count=max(0, report.partition_count),
+        usage=report.usage,
     )
+
+
+def demands_of(keys: KeySpace, broker_id: int) -> Mapping[str, Demand]:
+    """What a broker has told of the sums that are limited; nothing without a report that can be read."""
+    report = report_of(keys, broker_id)
+    if report is None:
+        return {}
+    return {
+        key: Demand(_within(one.records, _RATE_MAX), _within(one.size_bytes, _RATE_MAX), one.held,
+                    max(0, one.stored_bytes))
+        for key, one in report.usage.items()
+    }  # fmt: skip
 
 
 def _within(value: float, most: float) -> float:

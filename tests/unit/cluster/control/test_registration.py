@@ -28,11 +28,13 @@ from danube.core.cluster.commands import RevokeLease
 from danube.core.metadata.commands import Command, Outcome, decode_commands
 from danube.core.metadata.outcomes import outcome_of
 from danube.core.placement.load_report import LoadReport, report_of, storage_shared
+from danube.core.placement.shares import Demand
 from danube.errors import CallerError, NotFound, Unavailable
 from danube.host import clock
 from danube.host.capacity import Amount
 from danube.ipc.counters import Counter, Counters
 from danube.ipc.region import Region
+from danube.ipc.usage import Usage
 from tests.unit.cluster_site import SECOND_US, Site
 
 LEASE_NS = 2_000_000_000
@@ -304,7 +306,18 @@ def test_load_is_what_the_counters_and_the_kernel_say(
         found = source.report()
         assert (found.bytes_per_s, found.records_per_s, found.partition_count) == (2_000, 4, 5)
         assert found.cpu == pytest.approx(0.25, abs=0.01)  # one second of the two cores' four
-        assert (found.memory, found.backlog_records) == (0.75, 11)
+        assert (found.memory, found.backlog_records) == (0.75, 11) and found.usage == {}
+        slots = [Usage(region, worker).slot(5) for worker in range(2)]
+        slots[0].take(10, 1_000)
+        slots[1].take(30, 3_000)
+        slots[1].store(7)
+        now[0] = 5_000_000_000
+        assert source.report().usage == {"5": Demand(20.0, 2_000.0, False, 7)}
+        slots[1].store(0)
+        now[0] = 7_000_000_000
+        assert source.report().usage == {}, "nothing was taken, and nothing is stored"
+        slots[0].hold()
+        assert source.report().usage == {"5": Demand(0.0, 0.0, True, 0)}
     finally:
-        del counters, source
+        del counters, source, slots
         region.close()

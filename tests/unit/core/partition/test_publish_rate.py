@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from danube.core.partition.publish_rate import PublishRate
+from danube.core.partition.publish_rate import PublishRate, SumRate
 from danube.errors import QuotaExceeded
 
 PARTITION = "/default/t"
@@ -120,3 +120,116 @@ def test_no_more_passes_than_the_rate_and_what_was_saved_and_owed(
     elapsed_s = (now_ns - NOW) / 1e9
     assert taken - last <= per_second * (elapsed_s + 2) + 1
     assert rate.answered_end(end, now_ns + 1_000 * MS) == end
+
+
+# -- sums ----------------------------------------------------------------------------------------------
+
+
+class Taken:
+    """One worker's words of a sum, among those of its host."""
+
+    def __init__(self, host: list[Taken]) -> None:
+        self.host, self.records, self.size_bytes, self.held = host, 0, 0, 0
+        host.append(self)
+
+    def take(self, records: int, size_bytes: int) -> None:
+        self.records += records
+        self.size_bytes += size_bytes
+
+    def hold(self) -> None:
+        self.held += 1
+
+    def others(self) -> tuple[int, int]:
+        rest = [one for one in self.host if one is not self]
+        return sum(one.records for one in rest), sum(one.size_bytes for one in rest)
+
+
+def partitions_of(workers: int, records: int, size_bytes: int = 0) -> tuple[list[PublishRate], list[Taken]]:
+    """A partition at each worker of a host; all are limited together."""
+    host: list[Taken] = []
+    sums = [SumRate(Taken(host)) for _ in range(workers)]
+    for one in sums:
+        one.set(records, size_bytes, NOW)
+    return [PublishRate(0, 0, (one,)) for one in sums], host
+
+
+def test_partitions_of_one_worker_share_what_they_may_take_together() -> None:
+    host: list[Taken] = []
+    total = SumRate(Taken(host))
+    total.set(10, 0, NOW)
+    first, second = PublishRate(0, 0, (total,)), PublishRate(0, 0, (total,))
+    assert take(first, 10, 10, NOW) == 0
+    assert take(second, 5, 5, NOW) == NOW + 500 * MS
+    assert take(first, 5, 15, NOW) == NOW + 1_000 * MS
+    assert first.answered_end(15, NOW) == 14 and first.holds
+    with pytest.raises(QuotaExceeded, match="its share of max_publish_rate is 10 a second") as refused:
+        take(second, 1, 6, NOW)
+    assert refused.value.facts == {"limit": 10, "quota": "max_publish_rate", "retry_after_ms": 1_001}
+    assert host[0].held == 3, "two waited, and one was refused"
+
+
+def test_workers_of_a_host_owe_what_the_others_take() -> None:
+    (first, second), _ = partitions_of(2, 10)
+    assert take(first, 10, 10, NOW) == 0
+    assert take(second, 10, 10, NOW) == NOW + 1_000 * MS, "the other one has used what was saved"
+    with pytest.raises(QuotaExceeded):
+        take(first, 1, 11, NOW)
+    take(first, 1, 11, NOW + 1)
+
+
+def test_a_worker_that_began_again_is_followed_from_there() -> None:
+    (first, _), host = partitions_of(2, 10)
+    host[1].take(10, 0)
+    with pytest.raises(QuotaExceeded):
+        take(first, 11, 11, NOW)
+        take(first, 1, 12, NOW)
+    host[1].records = 0
+    later = NOW + 10_000 * MS
+    assert take(first, 1, 12, later) <= later
+    host[1].take(10, 0)
+    assert take(first, 9, 21, later) == later + 1_000 * MS
+
+
+def test_bytes_of_a_sum_and_its_refusal() -> None:
+    (first, second), _ = partitions_of(2, 0, 100)
+    take(first, 1, 1, NOW, 300)
+    with pytest.raises(QuotaExceeded, match="max_publish_bytes is 100"):
+        take(second, 1, 1, NOW)
+    (first, _), _ = partitions_of(2, 0, 0)
+    first.sums[0].refusal = QuotaExceeded("it stores too much")
+    with pytest.raises(QuotaExceeded, match="stores too much"):
+        take(first, 1, 1, NOW)
+
+
+def test_a_partition_has_its_own_rate_and_those_of_its_sums() -> None:
+    wide, narrow = SumRate(Taken([])), SumRate(Taken([]))
+    wide.set(1_000, 0, NOW)
+    narrow.set(20, 0, NOW)
+    rate = PublishRate(10, 0, (wide, narrow))
+    assert take(rate, 15, 15, NOW) == NOW + 500 * MS, "its own is the smallest"
+    other = PublishRate(0, 0, (wide, narrow))
+    assert take(other, 10, 10, NOW) == NOW + 250 * MS
+    rate.set(0, 0, NOW)
+    assert rate.answered_end(15, NOW + 499 * MS) == 14 and rate.answered_end(15, NOW + 500 * MS) == 15
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 1_000),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 500), st.integers(0, 400)), max_size=80),
+)
+def test_no_more_passes_over_all_workers_than_the_sum_allows(
+    workers: int, per_second: int, batches: list[tuple[int, int, int]]
+) -> None:
+    rates, _ = partitions_of(workers, per_second)
+    now_ns, taken, last, ends = NOW, 0, 0, [0] * workers
+    for worker, records, pause_ms in batches:
+        place = worker % workers
+        now_ns += pause_ms * MS
+        try:
+            take(rates[place], records, ends[place] + records, now_ns)
+        except QuotaExceeded:
+            continue
+        ends[place] += records
+        taken, last = taken + records, records
+    assert taken - last <= per_second * ((now_ns - NOW) / 1e9 + 2) + 2

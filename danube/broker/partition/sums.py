@@ -1,0 +1,142 @@
+"""What namespaces and tenants may publish and store together, judged by the owners of their partitions.
+
+Each worker owes what all workers of the host take (:mod:`danube.ipc.usage`), and the host has its share of
+the limit, which follows from the load reports of all brokers (:mod:`danube.core.placement.shares`).  Stored
+bytes are counted each second, and those of other brokers come with their reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
+
+from danube.broker.partition.limits import LimitedPartition, stored_bytes
+from danube.core.partition.publish_rate import SumRate
+from danube.core.placement.load_report import demands_of
+from danube.core.placement.shares import NOTHING, key_of, share
+from danube.errors import QuotaExceeded
+from danube.host import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from danube.core.metadata.machine import Metadata
+    from danube.core.metadata.policies import NamespacePolicy
+    from danube.core.partition.publish_rate import PublishRate
+    from danube.core.placement.shares import Demand
+    from danube.ipc.usage import Usage
+
+Demands = dict[int, "Mapping[str, Demand]"]
+"""By broker that is alive, what it has told of each sum."""
+
+
+class SummedPartition(LimitedPartition, Protocol):
+    """Members of :class:`danube.broker.partition.hosted.HostedPartition` that sums are about."""
+
+    publish_rate: PublishRate | None
+
+
+class Sum:
+    """A namespace or tenant whose topics are limited together."""
+
+    def __init__(self, name: str, usage: Usage) -> None:
+        self.name = name
+        self.key = key_of(name)
+        self.slot = usage.slot(self.key)
+        self.rate = SumRate(self.slot)
+        self.policy: NamespacePolicy | None = None
+
+    def follow(self, policy: NamespacePolicy, broker_id: int, demands: Demands) -> None:
+        """Take over the limits, of which this broker has its share."""
+        self.policy = policy
+        told = {one: found.get(str(self.key), NOTHING) for one, found in demands.items()}
+        records = {i: (one.records, one.held) for i, one in told.items()}
+        size_bytes = {i: (one.size_bytes, one.held) for i, one in told.items()}
+        self.rate.set(
+            share(policy.max_publish_rate, broker_id, records),
+            share(policy.max_publish_bytes, broker_id, size_bytes),
+            clock.monotonic_ns(),
+        )
+        elsewhere = sum(one.stored_bytes for i, one in told.items() if i != broker_id)
+        self.rate.refusal = self._full(policy.max_storage_bytes, self.slot.stored_bytes() + elsewhere)
+
+    def _full(self, limit: int, stored: int) -> QuotaExceeded | None:
+        if not limit or stored < limit:
+            return None
+        return QuotaExceeded(
+            f"{self.name} stores {stored} bytes",
+            why=f"its max_storage_bytes is {limit}",
+            hint="let retention delete records, or have the limit raised",
+            limit=limit, quota="max_storage_bytes", retry_after_ms=1_000,
+        )  # fmt: skip
+
+
+class Sums:
+    """The sums that the partitions of one worker count in."""
+
+    def __init__(
+        self, open_usage: Callable[[], Usage], state: Callable[[], Metadata], broker_id: int = 0
+    ) -> None:
+        """``open_usage`` is called when the first sum is limited.  ``broker_id``: 0 on a single host."""
+        self._open_usage = open_usage
+        self._state = state
+        self._broker_id = broker_id
+        self._usage: Usage | None = None
+        self._sums: dict[str, Sum] = {}
+
+    def of(self, namespace: str) -> tuple[SumRate, ...]:
+        """The rates that publishes of a namespace count in: its own, and its tenant's."""
+        found = self._limited(namespace)
+        return tuple(self._sum(name, policy).rate for name, policy in found.items())
+
+    def _limited(self, namespace: str) -> dict[str, NamespacePolicy]:
+        quotas = self._state().quotas
+        tenant = quotas.tenant_of(namespace)
+        found = {f"namespace {namespace}": quotas.policy(namespace)}
+        if tenant is not None:
+            found[f"tenant {tenant.name}"] = tenant.quota
+        return {name: policy for name, policy in found.items() if policy.limits_sums}
+
+    def _sum(self, name: str, policy: NamespacePolicy) -> Sum:
+        one = self._sums.get(name)
+        if one is None:
+            if self._usage is None:
+                self._usage = self._open_usage()
+            one = self._sums[name] = Sum(name, self._usage)
+        if one.policy != policy:
+            one.follow(policy, self._broker_id, self._demands())
+        return one
+
+    def _demands(self) -> Demands:
+        cluster = self._state().cluster
+        alive = [broker.broker_id for broker in cluster.brokers.records() if broker.alive]
+        return {broker_id: demands_of(cluster.keys, broker_id) for broker_id in alive}
+
+    def second(self, partitions: Iterable[SummedPartition]) -> None:
+        """Count what is stored, and follow the reports of other brokers; once a second."""
+        usage = self._usage
+        if usage is None or not self._sums:
+            return
+        stored: dict[SumRate, int] = {}
+        for hosted in partitions:
+            if hosted.publish_rate is not None and hosted.publish_rate.sums:
+                size_bytes = stored_bytes(hosted)
+                for rate in hosted.publish_rate.sums:
+                    stored[rate] = stored.get(rate, 0) + size_bytes
+        policies, demands = self._policies(), self._demands()
+        for name, one in list(self._sums.items()):
+            policy = policies.get(name)
+            if policy is None:
+                one.slot.free()
+                del self._sums[name]
+                continue
+            usage.look(one.slot)
+            one.slot.store(stored.get(one.rate, 0))
+            one.follow(policy, self._broker_id, demands)
+
+    def _policies(self) -> dict[str, NamespacePolicy]:
+        """The policies that limit sums, by the name of their sum."""
+        quotas = self._state().quotas
+        found = {f"namespace {name}": policy for name, policy in quotas.policies()}
+        found |= {f"tenant {one.name}": one.quota for one in quotas.tenants()}
+        return {name: policy for name, policy in found.items() if policy.limits_sums}

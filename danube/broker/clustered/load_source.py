@@ -55,7 +55,7 @@ class LoadSource:
         )
 
     def _usage(self, seconds: float) -> dict[str, Demand]:
-        """What was taken of sums since the last report; those that were not touched are left out."""
+        """Return what was taken of sums since the last report, without those that were not touched."""
         former, self._used = self._used, used(self._region)
         found = {}
         for key, now in self._used.items():

@@ -85,7 +85,7 @@ def paced(
 
 
 def stored_bytes(hosted: LimitedPartition) -> int:
-    """What a partition stores on its disk and in the object store; what is in both counts once."""
+    """Return the bytes of a partition on its disk and in the object store; those in both count once."""
     log, tier = hosted.log, hosted.tier
     if log is None:
         return 0

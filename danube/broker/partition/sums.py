@@ -1,4 +1,4 @@
-"""What namespaces and tenants may publish and store together, judged by the owners of their partitions.
+"""Limits of namespaces and tenants on what they publish and store together, judged by owners of partitions.
 
 Each worker owes what all workers of the host take (:mod:`danube.ipc.usage`), and the host has its share of
 the limit, which follows from the load reports of all brokers (:mod:`danube.core.placement.shares`).  Stored

@@ -121,7 +121,7 @@ class WorkerContext:
         return Tallies(self.region, self.worker)
 
     def usage(self) -> Usage:
-        """What all workers take of sums; one per process."""
+        """Return the words in which workers count sums; one per process."""
         return Usage(self.region, self.worker)
 
     def heartbeat(self) -> None:

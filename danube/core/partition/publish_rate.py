@@ -80,7 +80,7 @@ class Debt:
 
 
 class Taken(Protocol):
-    """What was taken of a sum, in the words that all workers of a host read (:mod:`danube.ipc.usage`)."""
+    """Amounts taken of a sum, in words that all workers of a host read (:mod:`danube.ipc.usage`)."""
 
     def take(self, records: int, size_bytes: int) -> None: ...
     def hold(self) -> None:

@@ -73,7 +73,7 @@ def report_of(keys: KeySpace, broker_id: int) -> LoadReport | None:
 
 
 def demands_of(keys: KeySpace, broker_id: int) -> Mapping[str, Demand]:
-    """What a broker has told of the sums that are limited; nothing without a report that can be read."""
+    """Return what a broker has told of limited sums; nothing without a report that can be read."""
     report = report_of(keys, broker_id)
     if report is None:
         return {}

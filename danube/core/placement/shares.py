@@ -17,7 +17,7 @@ FLOOR: Final = 20  # one part in so many is divided among all brokers alike
 
 
 class Demand(NamedTuple):
-    """What a broker has told of a sum: amounts a second, whether it was held back, and stored bytes."""
+    """A broker's report of a sum: amounts a second, whether it was held back, and stored bytes."""
 
     records: float = 0.0
     size_bytes: float = 0.0

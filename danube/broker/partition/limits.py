@@ -59,11 +59,16 @@ def dispatch_rate(record: TopicRecord, limits: NamespacePolicy | None) -> int:
 
 
 def publish_rates(record: TopicRecord, limits: NamespacePolicy | None) -> tuple[int, int]:
-    """Records and bytes a second for one partition, its share of the topic's; 0: no limit."""
-    if limits is None:
-        return 0, 0
-    count = record.partition_count
-    return -(-limits.max_publish_rate_per_topic // count), -(-limits.max_publish_bytes_per_topic // count)
+    """Records and bytes a second for one partition, its share of the topic's; 0: no limit.
+
+    The smallest of the topic's own and what its namespace allows each topic holds.
+    """
+    policy, count = record.policy, record.partition_count
+    records, size_bytes = policy.max_publish_rate, policy.max_publish_bytes
+    if limits is not None:
+        records = smallest(records, limits.max_publish_rate_per_topic)
+        size_bytes = smallest(size_bytes, limits.max_publish_bytes_per_topic)
+    return -(-records // count), -(-size_bytes // count)
 
 
 def paced(
@@ -75,7 +80,8 @@ def paced(
 ) -> PublishRate | None:
     """The rate of a partition under these limits; what it owes stays.  None: publishing is not limited."""
     rates = publish_rates(record, limits)
-    if limits is None or (rates == (0, 0) and not limits.max_storage_bytes_per_topic and not sums):
+    storage = 0 if limits is None else limits.max_storage_bytes_per_topic
+    if rates == (0, 0) and not storage and not sums:
         return None
     if rate is None:
         return PublishRate(*rates, sums)

@@ -73,6 +73,8 @@ def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=0),
             help="Records a second per subscription.",
         ),
+        click.option("--max-publish-rate", type=click.IntRange(min=0), help="Records a second; 0: no limit."),
+        click.option("--max-publish-bytes", type=size, help="Bytes a second; 0: no limit."),
         click.option("--ack-timeout", "ack_timeout_ms", type=duration, help="Redeliver after this long."),
         click.option("--max-redelivery-count", type=click.IntRange(min=0), help="Then --poison decides."),
         click.option("--base-redelivery-delay", "base_redelivery_delay_ms", type=duration),

@@ -70,6 +70,8 @@ class PolicyKeywords(TypedDict, total=False):
     max_record_bytes: int | None
     max_unacked: int | None
     max_dispatch_rate: int | None  # records a second to each subscription of a partition; 0: no limit
+    max_publish_rate: int | None  # records a second from all producers to all partitions; 0: no limit
+    max_publish_bytes: int | None  # the same in bytes, as batches are sent
     cleanup: str | None  # delete, compact or compact_delete
     tombstone_retention_ms: int | None
     failure: FailurePolicy | dict[str, Any] | None

@@ -21,7 +21,9 @@ from danube.core.cluster.commands import (
     CompareAndSet,
     PutKey,
 )
-from danube.core.metadata.policies import LATER, NamespacePolicy, Tenant
+from danube.core.metadata.policies import LATER as LATER_OF_NAMESPACES
+from danube.core.metadata.policies import NamespacePolicy, Tenant
+from danube.core.partition.policy import LATER as LATER_OF_TOPICS
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import DanubeError, InvalidArgument, InvalidName, LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
@@ -351,6 +353,9 @@ Change = TopicChange | NamespaceCreated | NamespaceDeleted | QuotasChanged | Clu
 # Result for the proposer: the record that its command made, changed or found; or why nothing was done.
 Outcome = TopicRecord | ClusterRecord | DanubeError | None
 
+_LATER: Final[dict[type, tuple[str, ...]]] = {
+    NamespacePolicy: LATER_OF_NAMESPACES, TopicPolicy: LATER_OF_TOPICS,
+}  # fmt: skip
 _SCALARS: Final = {int, float, str, bytes, bool, type(None)}
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(list[Command])
@@ -363,8 +368,9 @@ def in_full(value: Any) -> Any:
     """
     if isinstance(value, msgspec.Struct):
         fields = {name: in_full(field) for name, field in msgspec.structs.asdict(value).items()}
-        if isinstance(value, NamespacePolicy):
-            fields = {name: field for name, field in fields.items() if field or name not in LATER}
+        later = _LATER.get(type(value))
+        if later is not None:
+            fields = {name: field for name, field in fields.items() if field or name not in later}
         settings = value.__struct_config__
         return {settings.tag_field: settings.tag, **fields} if settings.tag_field else fields
     if isinstance(value, list | tuple):

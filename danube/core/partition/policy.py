@@ -11,6 +11,7 @@ from danube.errors import InvalidArgument
 from danube.limits import MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT, MIB, RECORD_BYTES_MAX
 
 DAY_MS: Final = 24 * 3600 * 1000
+LATER: Final = ("max_publish_rate", "max_publish_bytes")  # left out of stored policies where they say nothing
 CLEANUPS = ("delete", "compact", "compact_delete")
 
 
@@ -94,6 +95,8 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     failure: FailurePolicy = FailurePolicy()
     cleanup: str = "delete"
     tombstone_retention_ms: int = DAY_MS
+    max_publish_rate: int = 0  # records a second, of all producers and partitions together; 0: no limit
+    max_publish_bytes: int = 0  # bytes a second, as batches are sent; these two came later, see LATER
 
     @property
     def compacts(self) -> bool:
@@ -122,8 +125,9 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         if not 1 <= self.max_record_bytes <= RECORD_BYTES_MAX:
             raise InvalidArgument(f"max_record_bytes must be 1 .. {RECORD_BYTES_MAX}")
         check_max_unacked(self.max_unacked)
-        if self.max_dispatch_rate < 0:
-            raise InvalidArgument("max_dispatch_rate must not be negative", hint="0 is no limit")
+        for name in ("max_dispatch_rate", *LATER):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative", hint="0 is no limit")
         if min(self.retention_ms, self.retention_bytes, self.retention_segments) < 0:
             raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
         if self.cleanup not in CLEANUPS:

@@ -428,6 +428,39 @@ def test_partitions_share_the_rate_of_their_topic(bench: Limited) -> None:
     assert rate.limits == (10, 100), "what is owed stays owed"
 
 
+def test_a_topic_has_a_publish_rate_of_its_own_also_without_a_policy(bench: Limited, at: list[int]) -> None:
+    handle = bench.produce("p")
+    bench.ask("update_topic", topic=ORDERS, policy={"max_publish_rate": 10, "max_publish_bytes": 1_000_000})
+    bench.publish(bench.client, numbered(10), handle)
+    bench.turn()
+    assert kinds(bench) == [Kind.PUBLISHED]
+    bench.publish(bench.client, numbered(10), handle)
+    bench.turn()
+    assert kinds(bench) == [], "it waits"
+    bench.publish(bench.client, numbered(1), handle)
+    error = bench.client.only(Kind.ERROR).error
+    assert isinstance(error, QuotaExceeded) and error.facts["limit"] == 10
+    rate = bench.shard.partitions[ORDERS].publish_rate
+    bench.limit(max_publish_rate_per_topic=4)
+    assert rate is not None and rate.limits == (4, 1_000_000), "the smallest holds"
+    bench.limit(max_publish_rate_per_topic=0, max_publish_bytes_per_topic=500)
+    assert rate.limits == (10, 500)
+    bench.limit(max_publish_bytes_per_topic=0)
+    bench.ask("update_topic", topic=ORDERS, policy={"max_publish_rate": 0, "max_publish_bytes": 0})
+    assert bench.shard.partitions[ORDERS].publish_rate is None
+    bench.turn()
+    assert kinds(bench) == [Kind.PUBLISHED]
+    with pytest.raises(InvalidArgument, match="max_publish_rate must not be negative"):
+        bench.ask("update_topic", topic=ORDERS, policy={"max_publish_rate": -1})
+
+
+def test_partitions_share_their_topic_s_own_rate_from_their_opening_on(bench: Limited) -> None:
+    bench.proposals.create("/default/wide", partitions=4, max_publish_rate=10)
+    bench.produce("p", "/default/wide-part-1")
+    rate = bench.shard.partitions["/default/wide-part-1"].publish_rate
+    assert rate is not None and rate.limits == (3, 0)
+
+
 def test_a_batch_that_is_sent_again_is_answered_and_not_counted(bench: Limited, at: list[int]) -> None:
     bench.limit(max_publish_rate_per_topic=10)
     bench.request(bench.client, Kind.OPEN_PRODUCER, OpenProducer(ORDERS, "p"), 1)

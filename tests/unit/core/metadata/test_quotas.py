@@ -408,3 +408,23 @@ def test_what_was_agreed_is_applied_whoever_is_alive() -> None:
     setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_topics=1))
     machine.apply(machine.version + 1, setting)
     assert machine.quotas.policy("default").max_topics == 1
+
+
+def test_fields_that_came_later_are_stored_where_they_say_something() -> None:
+    plain, limited = TopicPolicy(), TopicPolicy(max_publish_rate=5)
+    for policy, found in ((plain, False), (limited, True)):
+        command = CreateTopic(topic="/default/t", policy=policy, created_us=1)
+        encoded = encode_command(command)
+        assert (b"max_publish_rate" in encoded) == found and b"max_publish_bytes" not in encoded
+        assert decode_commands(join_commands([encoded])) == [command]
+    machine = Metadata()
+    propose(machine, CreateTopic(topic="/default/t", policy=limited, created_us=1))
+    setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_storage_bytes=7))
+    [stored] = msgspec.msgpack.decode(join_commands([encode_command(setting)]))
+    assert set(NamespacePolicy.__struct_fields__) - set(stored["policy"]) == {
+        "max_publish_rate", "max_publish_bytes",
+    }  # fmt: skip
+    propose(machine, setting)
+    again = Metadata.restore(machine.snapshot())
+    assert again.topic("/default/t").policy == limited
+    assert again.quotas.policy("default").max_storage_bytes == 7

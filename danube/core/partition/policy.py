@@ -128,8 +128,9 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         for name in ("max_dispatch_rate", *LATER):
             if getattr(self, name) < 0:
                 raise InvalidArgument(f"{name} must not be negative", hint="0 is no limit")
-        if min(self.retention_ms, self.retention_bytes, self.retention_segments) < 0:
-            raise InvalidArgument("retention must not be negative", hint="0 keeps for ever")
+        for name in ("retention_ms", "retention_bytes", "retention_segments"):
+            if getattr(self, name) < 0:
+                raise InvalidArgument(f"{name} must not be negative", hint="0 keeps for ever")
         if self.cleanup not in CLEANUPS:
             raise InvalidArgument(f"cleanup {self.cleanup!r} is not known", hint=f"use {', '.join(CLEANUPS)}")
         if self.compacts and not self.reliable:

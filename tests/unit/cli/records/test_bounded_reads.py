@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import danube
 import danube.sync
+from danube.cli.main import root
 from danube.cli.records.receiving import Receiver, Wish, _watch
+from danube.cli.terminal.services import Services
+from danube.client.machine import subscribing
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.subscription import Mode, Subscription
 from danube.core.partition.policy import READER
+from danube.core.protocol.native import Kind
+from danube.errors import OperationTimeout, StorageFailed
 from danube.spark.history.tail import Tail
 from tests.fakes.broker import FakeBroker
 
@@ -110,3 +117,18 @@ def policies_of(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> list[Any
 
     monkeypatch.setattr(broker, "_subscribe", noted)
     return policies
+
+
+def test_the_command_tells_why_a_partition_cannot_be_opened(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "REFUSED_NS", 0)
+    with danube.sync.connect(broker.url) as client, client.producer("/default/t") as producer:
+        producer.send(b"x")
+    services = Services(connect_async=lambda url: danube.connect(url, timeout=1.0))
+    broker.refuse(Kind.SUBSCRIBE, *[StorageFailed("the log cannot be opened", why="bad disk")] * 100)
+    words = ["consume", "t", "-s", broker.url, "--from", "earliest", "--until-end"]
+    ended = CliRunner().invoke(root, words, obj=services, prog_name="danube")
+    assert ended.exit_code == OperationTimeout.exit_code, ended.output
+    assert "why: the log cannot be opened: bad disk" in ended.stderr
+    assert "no records come now: the log cannot be opened: bad disk" in ended.stderr

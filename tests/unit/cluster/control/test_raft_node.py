@@ -10,9 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from danube.cluster.control.calls import Answer, Propose, Request, encode
 from danube.cluster.control.node import (
     JOURNAL_DIRECTORY,
     JOURNAL_FILE,
+    LEADERLESS_NS,
+    LEADERLESS_WAIT_MS,
     METADATA_DIRECTORY,
     SHOW_POLL_S,
     Node,
@@ -24,7 +27,8 @@ from danube.cluster.log.node_files import MEMBER, NodeRecord, store_node
 from danube.cluster.raft.engine import Engine, EngineStatus, Host, Machine, Members
 from danube.cluster.raft.raftos_engine import RaftosEngine
 from danube.core.metadata.commands import CreateNamespace
-from danube.errors import WrongState
+from danube.errors import Unavailable, WrongState
+from danube.host.clock import elapsed_ns
 from tests.fakes.raft_engine import FakeEngine
 
 HEARTBEAT_MS = 40
@@ -141,3 +145,35 @@ def test_a_node_that_ended_before_it_was_added_asks_again_when_it_is_back(tmp_pa
 
     asyncio.run(story())
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("leader", "missed_ns", "waits_ms"),
+    [("7", 2 * LEADERLESS_NS, 10_000), ("", 0, 10_000), ("", 2 * LEADERLESS_NS, LEADERLESS_WAIT_MS)],
+)
+def test_a_request_waits_shortly_where_no_leader_was_known_for_long(
+    tmp_path: Path, leader: str, missed_ns: int, waits_ms: int
+) -> None:
+    """An election takes less than five seconds; after that a caller is told soon, and not after ten."""
+
+    class Leader:
+        async def ask(self, request: Request) -> Answer:
+            asked.append(request)
+            raise Unavailable("no leader is known")
+
+    class Elected(FakeEngine):
+        @property
+        def status(self) -> EngineStatus:
+            return msgspec.structs.replace(super().status, leader_id=leader)
+
+    async def story() -> None:
+        node = Node(settings(tmp_path, "127.0.0.1:7000"), RaftosEngine, print)
+        node._engine, node._to_leader = Elected(node.machine), Leader()  # type: ignore[assignment]
+        node._leader_seen_ns = elapsed_ns() - missed_ns
+        told = await node.asked(encode(Propose("w1", 1, b"", timeout_ms=10_000)))
+        assert b"no leader is known" in told
+
+    asked: list[Request] = []
+    asyncio.run(story())
+    [request] = asked
+    assert isinstance(request, Propose) and request.timeout_ms == waits_ms

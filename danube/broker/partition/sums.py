@@ -117,12 +117,7 @@ class Sums:
         usage = self._usage
         if usage is None or not self._sums:
             return
-        stored: dict[SumRate, int] = {}
-        for hosted in partitions:
-            if hosted.publish_rate is not None and hosted.publish_rate.sums:
-                size_bytes = stored_bytes(hosted)
-                for rate in hosted.publish_rate.sums:
-                    stored[rate] = stored.get(rate, 0) + size_bytes
+        stored = self._stored(partitions)
         policies, demands = self._policies(), self._demands()
         for name, one in list(self._sums.items()):
             policy = policies.get(name)
@@ -133,6 +128,18 @@ class Sums:
             usage.look(one.slot)
             one.slot.store(stored.get(one.rate, 0))
             one.follow(policy, self._broker_id, demands)
+
+    def _stored(self, partitions: Iterable[SummedPartition]) -> dict[SumRate, int]:
+        """Return what the partitions store of each sum whose bytes are limited."""
+        stored = {one.rate: 0 for one in self._sums.values() if one.policy and one.policy.max_storage_bytes}
+        for hosted in partitions if stored else ():
+            rates = () if hosted.publish_rate is None else hosted.publish_rate.sums
+            counted = [rate for rate in rates if rate in stored]
+            if counted:
+                size_bytes = stored_bytes(hosted)
+                for rate in counted:
+                    stored[rate] += size_bytes
+        return stored
 
     def _policies(self) -> dict[str, NamespacePolicy]:
         """The policies that limit sums, by the name of their sum."""

@@ -131,7 +131,8 @@ class GrpcDoor:
         principal = str(identity.principal)
         if principal == connection.entered:
             return
-        self._places.enter(principal, connection.host)
+        judged, connection.judged = connection.judged, False
+        self._places.enter(principal, connection.host, arrived=judged)
         self._exit(connection)
         connection.entered = principal
 

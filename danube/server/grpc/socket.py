@@ -77,6 +77,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         self._certificate = b""  # of the client, which TLS has verified
         self.peer = self.host = ""
         self.entered = ""  # the principal that it is counted for
+        self.judged = False  # by the worker that passed it on, so the first caller is counted without a limit
         self.local_address = ""
 
     def _placed(self, unplaced: Unplaced) -> None:
@@ -119,7 +120,7 @@ class GrpcSocket(asyncio.BufferedProtocol):
         ``sent_bytes`` of the output were sent already.
         """
         self._unplaced = None
-        self._arrived, self._sent_bytes = received, sent_bytes
+        self._arrived, self._sent_bytes, self.judged = received, sent_bytes, True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest = b""

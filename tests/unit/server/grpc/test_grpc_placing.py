@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,13 +11,15 @@ from typing import Any, cast
 import pytest
 
 from danube.broker.routing.passing import ConnectionPassing
+from danube.broker.worker.guests import Guests
 from danube.broker.worker.places import Places
 from danube.core.http2 import frames
 from danube.core.http2.headers import response_block
 from danube.core.metadata.commands import KnownConsumer
 from danube.core.placement.workers import owner_of
 from danube.core.protocol.grpc import frame_message
-from danube.errors import LimitExceeded, TopicNotFound
+from danube.core.security.principals import Identity, Principal
+from danube.errors import LimitExceeded, Overloaded, TopicNotFound
 from danube.host import clock
 from danube.ipc.passage import UNREAD_BYTES_MAX
 from danube.limits import OUTPUT_BUFFER_BYTES_MAX
@@ -470,3 +473,29 @@ def test_who_does_not_read_is_not_read_either_and_is_given_up() -> None:
         assert transport.aborted
 
     on_loop(test)
+
+
+def test_a_principal_has_its_connections_and_one_that_is_passed_on_was_judged() -> None:
+    counts: Counter[str] = Counter()
+    counted = SimpleNamespace(
+        add=lambda name, amount: counts.update({name: amount}), total=lambda name: counts[name]
+    )
+    guests = Guests(counted, per_address=0, per_principal=1, per_second=0)
+    worker = Worker(passes=False, places=Places(100, guests=guests))
+    anna, bert = (Identity(Principal("user", name), "token") for name in ("anna", "bert"))
+    (first, _), (second, _) = worker.connect(), worker.connect()
+    second.host = "192.0.2.1"
+    for _ in range(2):
+        worker.door.enter(first, anna)
+    with pytest.raises(Overloaded, match="connections_per_principal is 1"):
+        worker.door.enter(second, anna)
+    second.judged = True  # where it came from, until its socket is closed there
+    worker.door.enter(second, anna)
+    assert counts["principal user:anna"] == 2
+    worker.door.enter(second, bert)
+    assert (counts["principal user:anna"], counts["principal user:bert"]) == (1, 1)
+    for connection in (first, second):
+        connection.connection_lost(None)
+    assert counts["principal user:anna"] == counts["principal user:bert"] == 0
+    arrived, _ = worker.arrive(GREETING, 0)
+    assert arrived.judged

@@ -345,3 +345,36 @@ def test_a_slow_consumer_of_a_non_reliable_topic_loses_the_oldest_counted(
                             break
 
     asyncio.run(scenario())
+
+
+def test_a_late_consumer_gets_its_share_of_slow_tasks(shared_broker: Any, topic: str) -> None:
+    """Two native consumers with the default prefetch, the second a second late: each task is done once."""
+    count, tasks_s = 120, 0.05
+
+    async def work(client: Any, done: list[int], others: list[int], opened: list[int]) -> None:
+        async with client.consumer(topic, "s", "shared", start="earliest") as consumer:
+            opened.append(count - len(others))
+            while len(done) + len(others) < count:
+                message = await consumer.receive(timeout=60)
+                await asyncio.sleep(tasks_s)
+                done.append(int(message.payload))
+                await message.ack()
+
+    async def scenario() -> None:
+        async with danube.connect(process.address) as one, danube.connect(process.address) as two:
+            await publish(one, topic, count)
+            first: list[int] = []
+            second: list[int] = []
+            left: list[int] = []
+            working = asyncio.ensure_future(work(one, first, second, []))
+            await asyncio.sleep(1)
+            late = asyncio.ensure_future(work(two, second, first, left))
+            await asyncio.wait({working, late}, return_when=asyncio.FIRST_COMPLETED, timeout=120)
+            for task in (working, late):
+                task.cancel()
+            await asyncio.gather(working, late, return_exceptions=True)
+            assert sorted(first + second) == list(range(count)), "each task is done once"
+            assert len(second) >= 0.35 * left[0], (len(first), len(second), left[0])
+
+    process = shared_broker()
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""A loop that is run again inside of a task, as nest_asyncio does in notebooks, serves its client meanwhile."""
+"""A loop that is run again inside of a task, as nest_asyncio does, serves its client meanwhile."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from danube.core.cluster.ownership import DEAD
 from danube.core.placement.duties import ClusterView, balance_settings, rebalance_command
 from danube.core.placement.load_report import DECIDING_KEY, STORAGE_PREFIX, report_of, storage_shared
 from danube.core.placement.partition_table import PartitionTable
-from danube.errors import DanubeError, InvalidArgument, NotFound, NotSupported, WrongState
+from danube.errors import DanubeError, InvalidArgument, NotLeader, NotSupported, WrongState
 from danube.ids import check_topic_name
 from danube.limits import PARTITIONS_PER_COMMAND_MAX
 
@@ -120,7 +120,8 @@ def _deciding_broker(operations: Operations, args: Args, answer: Answer) -> None
     state = operations.state
     broker = state.cluster.brokers.find(_deciding(state))
     if broker is None:
-        raise NotFound("no leader is known", hint="most of the voters must be up and reach each other")
+        hint = "most of the voters must be up and reach each other"
+        raise NotLeader("no leader is known", hint=hint, leader_id="")
     answer({"broker_id": str(broker.broker_id), "native_address": broker.native_address})
 
 

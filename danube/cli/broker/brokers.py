@@ -41,7 +41,7 @@ def list_brokers(broker: Broker) -> Any:
 
 @broker_command(brokers, "leader", "Show the leader.")
 def show_deciding(broker: Broker) -> Any:
-    """Show the broker whose controller is the leader; exit code 3 if none is known."""
+    """Show the broker whose controller is the leader; exit code 6 if none is known."""
     return broker.admin.cluster("deciding_broker")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from danube.errors import NotFound
+from danube.errors import NotLeader
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.calls import BrokerCalls, Call, filled, whole_list
 from danube.server.services.naming import current, number_of_broker
@@ -34,7 +34,7 @@ class BrokerAdmin:
     async def get_leader_broker(self, request: pb.Empty, call: Call) -> pb.BrokerResponse:
         try:
             found = await self._broker.ask("deciding_broker")
-        except NotFound:
+        except NotLeader:  # an official client waits for this word, not for UNAVAILABLE
             return pb.BrokerResponse(leader=_NO_LEADER)
         return pb.BrokerResponse(leader=found["broker_id"])
 

@@ -22,7 +22,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.balance import BalanceSettings
 from danube.core.placement.load_report import LoadReport
-from danube.errors import DanubeError, NotFound, Unavailable
+from danube.errors import DanubeError, NotFound, NotLeader, Unavailable
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.topic_admin import TopicAdmin
@@ -155,7 +155,8 @@ def test_the_leader_is_known_and_missed(lopsided: Broker) -> None:
     lopsided.site.duties.begin(lopsided.state, lopsided.site.now_us)
     lopsided.site.die(1)
     lopsided.site.run(4)
-    assert lopsided.json("brokers", "leader", code=3)["reason"] == "NotFound"
+    told = lopsided.json("brokers", "leader", code=6)
+    assert (told["reason"], told["retryable"]) == ("NotLeader", True) and NotLeader.status == "UNAVAILABLE"
     assert lopsided.call("get_leader_broker", pb.Empty()).leader == "not_found"
 
 

@@ -102,6 +102,11 @@ class BrokerConfig:
         return bool(self.tls.cert_file or self.grpc.cert_file or self.cluster.cert_file)
 
     @property
+    def serves_tls(self) -> bool:
+        """Whether a port of clients speaks TLS, so that handshakes of theirs take places."""
+        return bool(self.tls.cert_file or self.grpc.cert_file)
+
+    @property
     def audit_directory(self) -> Path:
         """Where audit files lie, whether any are written or not."""
         return Path(self.audit.directory) if self.audit.directory else self.data_dir / "audit"

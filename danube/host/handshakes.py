@@ -8,6 +8,7 @@ because a client greets within moments and among too many it is the oldest that 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -88,16 +89,25 @@ class Handshakes:
                 self.loop.remove_reader(self._listener.fileno())
                 self.loop.call_later(PAUSE_S, self._listen)
                 return
-            accepted.setblocking(False)
             if len(self.pending) >= self._most:
                 self.failed(next(iter(self.pending)), "too many others began after it")
-            self.pending[_Handshake(self, accepted, tcp.host_of(peer))] = None
+            one = _Handshake(self, accepted, tcp.host_of(peer))
+            self.pending[one] = None
+            one.start()
 
     def failed(self, one: _Handshake, why: str) -> None:
         """End a handshake that will not be done."""
         self.count("tls_handshakes_failed", 1)
         _log.limited("a TLS handshake failed", source=one.host, why=why)
         one.end()
+
+    def broke(self, one: _Handshake, error: Exception) -> None:
+        """End a handshake on which our own code failed: one connection ends, and the worker goes on."""
+        self.count("tls_handshakes_failed", 1)
+        why = f"{type(error).__name__}: {error}"
+        _log.limited("a TLS handshake hit a bug", source=one.host, level=logging.ERROR, why=why)
+        one.end()
+        one.close()
 
 
 class _Handshake:
@@ -110,20 +120,30 @@ class _Handshake:
         self._wanted = 1  # bytes, before the socket counts as readable
         self._task: asyncio.Task[object] | None = None
         self._timer = owner.loop.call_later(owner.limit_s, self._late)
-        owner.loop.add_reader(accepted.fileno(), self._look)
+
+    def start(self) -> None:
+        try:
+            self._socket.setblocking(False)
+            self._owner.loop.add_reader(self._socket.fileno(), self._look)
+        except OSError as error:
+            self._owner.failed(self, str(error))
 
     def _late(self) -> None:
         self._owner.failed(self, f"it was not done within {self._owner.limit_s:g} s")
 
     def _look(self) -> None:
-        """Begin once the client's first record is there, which lies in the socket until TLS reads it."""
         try:
-            first = self._socket.recv(_RECORD_BYTES_MAX, socket.MSG_PEEK)
+            self._read_greeting()
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._owner.failed(self, str(error))
-            return
+        except Exception as error:  # else it would end the worker, and all its connections
+            self._owner.broke(self, error)
+
+    def _read_greeting(self) -> None:
+        """Begin once the client's first record is there, which lies in the socket until TLS reads it."""
+        first = self._socket.recv(_RECORD_BYTES_MAX, socket.MSG_PEEK)
         if not first:
             self.end()  # a probe of the port
         elif len(first) < _RECORD_HEADER_BYTES:
@@ -169,9 +189,16 @@ class _Handshake:
             self.end()
         elif isinstance(error, OSError):  # ssl.SSLError is one
             self._owner.failed(self, str(error) or "the client ended it")
-        else:
+        elif isinstance(error, Exception):
+            self._owner.broke(self, error)
+        else:  # a broken invariant is not one connection's
             self.end()
+            self.close()
             self._owner.loop.call_exception_handler({"message": "a TLS handshake", "exception": error})
+
+    def close(self) -> None:
+        """Close the socket, which no transport may have taken."""
+        self._socket.close()
 
     def end(self) -> None:
         """Forget this handshake, and its connection if it is not handed over."""

@@ -194,6 +194,8 @@ def test_the_command_line_by_options_and_by_environment(site: Site, topic: str) 
     assert refused.returncode == 6 and "for another name" in refused.stderr, refused.stderr
     shown = danube_command("status", "--data-dir", str(site.broker.data_dir), DANUBE_TLS_CA=ca)
     assert shown.returncode == 0 and "topics" in shown.stdout, shown.stderr
+    members = danube_command("cluster", "status", "--data-dir", str(site.broker.data_dir), DANUBE_TLS_CA=ca)
+    assert members.returncode == 0 and "leader" in members.stdout, members.stderr
 
 
 def test_a_hanging_process_loses_its_session_and_a_busy_one_does_not(site: Site, topic: str) -> None:

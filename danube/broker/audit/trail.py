@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -101,20 +100,37 @@ def read_end(path: Path) -> tuple[Line | None, int]:
 
 def trail(directory: Path) -> Iterator[dict[str, Any]]:
     """The fields of every line that can be read, of all workers, by time; ``worker`` is added."""
-    workers = sorted({one.worker for one in list_files(directory)})
-    yield from heapq.merge(*(_lines_of(directory, one) for one in workers), key=lambda one: str(one["time"]))
+    return Follower(directory).lines()
 
 
-def _lines_of(directory: Path, worker: int) -> Iterator[dict[str, Any]]:
-    for file in list_files(directory):
-        if file.worker != worker:
-            continue
-        for raw in _read(file.path).splitlines(keepends=True):
-            try:
-                fields = json.loads(raw)
-                yield {"worker": worker, **fields, "time": str(fields["time"])}
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue  # verify tells about it; a search shows what there is
+class Follower:
+    """Lines of all workers by time, each once: a look reads what was written since the one before."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[int, tuple[int, int]] = {}  # by worker: a file's number, and the position in it
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines that no earlier iterator has given; each must be used up before the next one."""
+        listed = list_files(self._directory)
+        workers = sorted({one.worker for one in listed})
+        each = (self._lines_of([file for file in listed if file.worker == one]) for one in workers)
+        yield from heapq.merge(*each, key=lambda one: str(one["time"]))
+
+    def _lines_of(self, own: list[AuditFile]) -> Iterator[dict[str, Any]]:
+        number, position = self._read.get(own[0].worker, (0, 0))
+        # A file is done once the next one has lines; so that is seen before it is read.
+        left = [one for one in own if one.number == number or (one.number > number and _size(one.path))]
+        for file in left:
+            raw = _read_from(file.path, position if file.number == number else 0)
+            whole = raw.rfind(b"\n") + 1
+            self._read[file.worker] = (file.number, (position if file.number == number else 0) + whole)
+            for text in raw[:whole].splitlines():
+                try:
+                    fields = json.loads(text)
+                    yield {"worker": file.worker, **fields, "time": str(fields["time"])}
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    continue  # verify tells about it; a search shows what there is
 
 
 def verify(directory: Path, anchors: dict[int, Place] | None = None) -> Verified:
@@ -228,14 +244,23 @@ class _Chain:
         self._found.findings.append(Finding(path, line, what))
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it says why, or it was removed
+        return 1
+
+
 def _read(path: Path, end_bytes: int = 0) -> bytes:
     """The bytes of a file, or so many of its end."""
+    return _read_from(path, max(0, _size(path) - end_bytes) if end_bytes else 0)
+
+
+def _read_from(path: Path, position: int) -> bytes:
     try:
-        if not end_bytes:
-            return path.read_bytes()
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - end_bytes))
-            return file.read(end_bytes)
+            file.seek(position)
+            return file.read()
     except FileNotFoundError:
         return b""  # retention removed it between the list and here
     except OSError as error:

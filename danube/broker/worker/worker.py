@@ -100,7 +100,7 @@ class Worker:
         self.proposals = Proposals(*place, loop.call_soon_threadsafe)
         descriptors.resize(descriptors_allowed())
         allowed = connections_allowed()
-        self._handshakes_max = min(HANDSHAKES_MAX, max(1, allowed // 16)) if config.has_certificates else 0
+        self._handshakes_max = min(HANDSHAKES_MAX, max(1, allowed // 16)) if config.serves_tls else 0
         self.places = Places(
             allowed - TLS_PORTS * self._handshakes_max, kept=self._kept_places(), guests=self._make_guests()
         )

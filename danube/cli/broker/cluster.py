@@ -56,12 +56,15 @@ def status(services: Services, /, data_dir: Path | None, file: Path | None, outp
     Exit code 6 if no leader is known: then no change is possible, and the output may be out of date.
     """
     from danube.cli.broker.running import require_running
-    from danube.cli.broker.stop import data_dir_of
+    from danube.cli.broker.stop import ask_here, data_dir_of
     from danube.cluster.control.calls import ClusterStatus, Status
     from danube.errors import Unavailable
 
     running = require_running(data_dir_of(services, data_dir, file))
-    found = _ask(running, Status(), 5.0) if running.controller else _alone(services, running.url)
+    if running.controller:
+        found = _ask(running, Status(), 5.0)
+    else:
+        found = ask_here(running.url, lambda url: _alone(services, url))
     if not isinstance(found, ClusterStatus):
         raise NotSupported("the controller answered something else")
     if output == "json":

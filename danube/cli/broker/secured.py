@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -52,7 +53,7 @@ def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], f
     folder = prepare(config.data_dir, hosts)
     _write_token(folder)
     note("start the broker, and give a service account a right and a token:")
-    line(f"danube start --secure --data-dir {config.data_dir}")
+    line(f"danube start --secure --data-dir {shlex.quote(str(config.data_dir))}")
     for text in next_lines(folder, config.server.native_port):
         line(text)
 
@@ -81,7 +82,8 @@ def next_lines(folder: Path, port: int) -> list[str]:
     """Return the commands that give a service account a right and a token."""
     return [
         f"danube context add here --url danube+tls://localhost:{port}"
-        f" --tls-ca {folder / 'authority.pem'} --token-file {folder / ADMIN_TOKEN} --use",
+        f" --tls-ca {shlex.quote(str(folder / 'authority.pem'))}"
+        f" --token-file {shlex.quote(str(folder / ADMIN_TOKEN))} --use",
         "danube security roles create writer Produce Lookup",
         "danube security bindings create app-writes service_account:app --role writer --on /default",
         "danube security tokens issue service_account:app --file app.token",
@@ -103,6 +105,11 @@ def refuse_forgotten(config: BrokerConfig) -> None:
         )
 
 
+def _quoted(path: Path) -> str:
+    """Return a path for YAML, where `: ` and ` #` of plain text have a meaning."""
+    return "'" + str(path).replace("'", "''") + "'"
+
+
 def _settings(folder: Path) -> str:
     return "\n".join(
         (
@@ -112,10 +119,10 @@ def _settings(folder: Path) -> str:
             f"  super_admins: [user:{ADMINISTRATOR}]",
             "  jwt:",
             "    keys:",
-            f"      - {{kid: '{KEY_ID}', alg: HS256, file: {folder / 'signing.key'}, use: sign}}",
+            f"      - {{kid: '{KEY_ID}', alg: HS256, file: {_quoted(folder / 'signing.key')}, use: sign}}",
             "tls:",
-            f"  cert_file: {folder / 'broker.pem'}",
-            f"  key_file: {folder / 'broker.key'}",
+            f"  cert_file: {_quoted(folder / 'broker.pem')}",
+            f"  key_file: {_quoted(folder / 'broker.key')}",
             "audit:",
             "  mode: on",
             "",

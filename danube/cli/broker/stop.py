@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,7 @@ from danube.cli.terminal.output import output_option, plain, show
 from danube.cli.terminal.services import Services
 
 STOP_TIMEOUT_S = 12.0
+Answered = TypeVar("Answered")
 
 _data_dir_option = click.option(
     "--data-dir", type=click.Path(path_type=Path), help="The broker's data directory; default as for start."
@@ -76,20 +78,20 @@ def status(
     running = require_running(place)
     local = plain(running)
     del local["identity"]  # for `danube stop` alone
-    answer = _ask_here(services, running.url) if running.ready else {}
+    answer = ask_here(running.url, lambda url: _ask(services, url)) if running.ready else {}
     counters = {one["worker"]: one for one in answer.pop("workers", [])}
     workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]
     show({**answer, **local, "data_dir": str(place), "workers": workers}, output)
 
 
-def _ask_here(services: Services, url: str) -> dict[str, Any]:
+def ask_here(url: str, ask: Callable[[str], Answered]) -> Answered:
     """Ask the broker of this host: by its Unix socket if it has one, else by TLS if its port wants that."""
     from danube.errors import NotSupported
 
     try:
-        return _ask(services, url)
+        return ask(url)
     except NotSupported:
-        return _ask(services, url.replace("danube://", "danube+tls://"))
+        return ask(url.replace("danube://", "danube+tls://"))
 
 
 def _ask(services: Services, url: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.broker.audit.lines import Place
+    from danube.broker.audit.trail import Follower
 
 EXIT_FINDINGS: Final = 10
 COLUMNS: Final = ("time", "principal", "source", "operation", "resource", "outcome", "code")
@@ -53,11 +54,15 @@ def _directory(services: Services, data_dir: Path | None, file: Path | None) -> 
 
 
 def _lines(directory: Path) -> Iterator[dict[str, Any]]:
-    from danube.broker.audit.trail import list_files, trail, verify
+    return _follower(directory).lines()
+
+
+def _follower(directory: Path) -> Follower:
+    from danube.broker.audit.trail import Follower, list_files, verify
 
     if not list_files(directory):
         verify(directory)  # its error says why there is nothing
-    return trail(directory)
+    return Follower(directory)
 
 
 @audit.command("tail", short_help="Show the newest lines.")
@@ -70,18 +75,16 @@ def tail(
     services: Services, /, count: int, follow: bool, data_dir: Path | None, file: Path | None, output: str
 ) -> None:
     """Show the newest lines of all workers by time."""
-    directory = _directory(services, data_dir, file)
-    last = list(deque(_lines(directory), count))
+    follower = _follower(_directory(services, data_dir, file))
+    last = list(deque(follower.lines(), count))
     if not follow:
         _print(last, output)
         return
-    seen: dict[int, int] = {}
     while True:
         for one in last:
             json_line(one)
-            seen[one["worker"]] = one["seq"]
         time.sleep(_FOLLOW_S)
-        last = [one for one in _lines(directory) if one["seq"] > seen.get(one["worker"], 0)]
+        last = list(follower.lines())
 
 
 def _print(rows: list[dict[str, Any]], output: str) -> None:

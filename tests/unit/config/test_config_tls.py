@@ -66,3 +66,10 @@ def test_which_port_gets_which_certificate(tmp_path: Path) -> None:
     clustered = {**ours, **members, "cluster.seed_nodes": "127.0.0.1:1"}
     ports = tls_ports(load(None, {"HOME": "/tmp"}, clustered).config)
     assert ports["native"].reads_greeting and not ports["grpc"].reads_greeting
+
+
+def test_certificates_of_members_alone_take_no_places_for_handshakes_of_clients() -> None:
+    members = {"cluster.cert_file": "c", "cluster.key_file": "k", "cluster.ca_file": "a"}
+    config = load(None, {}, {**members, "cluster.seed_nodes": "127.0.0.1:1"}).config
+    assert config.has_certificates and not config.serves_tls
+    assert load(None, {}, {"grpc.cert_file": "c", "grpc.key_file": "k"}).config.serves_tls

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from danube.errors import InvariantBroken
 from danube.host.handshakes import Handshakes, speaks_tls
 from danube.host.tls import NATIVE, TlsPort, client_context
 from tests.certificates import Authority
@@ -228,6 +229,66 @@ async def test_without_descriptors_it_pauses_and_goes_on(
         _, writer = await here.connect()
         assert poor.refused == 1
         writer.close()
+
+
+@pytest.mark.parametrize("place", ["context", "handshake"])
+@on_a_loop
+async def test_a_bug_of_our_own_ends_one_connection_and_nothing_else(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncaught: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
+    async with site(tmp_path) as here:
+        with monkeypatch.context() as patched:
+
+            def broken(*_: Any, **__: Any) -> Any:
+                raise RuntimeError("a bug")
+
+            if place == "context":
+                patched.setattr(here.port, "context", broken)
+            else:
+                patched.setattr(here.handshakes, "factory", broken)
+            with closing(here.dial()) as connection:
+                connection.sendall(b"\x16\x03\x01\x02\x00" + b"\x01" * 20)
+                assert await told(connection) == b""
+            await until(lambda: here.failed == 1)
+        assert not here.handshakes.pending and not here.made
+        _, writer = await here.connect()
+        writer.write(b"in")
+        await until(lambda: here.received == [b"in"])
+        writer.close()
+    assert uncaught == []
+
+
+@on_a_loop
+async def test_a_broken_invariant_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uncaught: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: uncaught.append(context))
+    async with site(tmp_path) as here:
+
+        async def broken(*_: Any, **__: Any) -> Any:
+            raise InvariantBroken("a bug")
+
+        monkeypatch.setattr(loop, "connect_accepted_socket", broken)
+        with closing(here.dial()) as connection:
+            connection.sendall(b"\x16\x03\x01\x02\x00" + b"\x01" * 20)
+            await until(lambda: bool(uncaught))
+        assert isinstance(uncaught[0]["exception"], InvariantBroken)
+
+
+@on_a_loop
+async def test_a_connection_that_cannot_be_watched_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with site(tmp_path) as here:
+        monkeypatch.setattr(here.handshakes.loop, "add_reader", full)
+        with closing(here.dial()) as connection:
+            assert await told(connection) == b""
+        assert here.failed == 1 and not here.handshakes.pending
 
 
 def test_a_frame_of_the_native_protocol_is_not_taken_for_tls() -> None:

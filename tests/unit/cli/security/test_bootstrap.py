@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from danube.cli.main import root
@@ -101,3 +102,20 @@ def test_a_secure_start_takes_no_other_configuration(tmp_path: Path) -> None:
     (tmp_path / "danube.yml").write_text("workers: 1\n")
     said, _ = start(tmp_path / "data", "--secure", "--config", str(tmp_path / "danube.yml"), exit_code=2)
     assert "of its own" in said.stderr
+
+
+@pytest.mark.parametrize("name", ["a:b", "a#b", "it's", "[x]", "*y", "ünï", "&z", "{q}"])
+def test_a_path_with_letters_of_yaml_is_written_so_that_it_is_read(tmp_path: Path, name: str) -> None:
+    data = tmp_path / name
+    init(data)
+    config = load(data / "security" / "danube.yml", {}, {"data_dir": str(data)}).config
+    assert config.tls.cert_file == str(data / "security" / "broker.pem")
+    assert credentials_of(config.auth, short_allowed=False) is not None
+
+
+@pytest.mark.parametrize("name", ["a b", "a,b"])
+def test_a_path_that_the_setting_cannot_hold_is_refused_before_anything_is_made(
+    tmp_path: Path, name: str
+) -> None:
+    assert "cannot hold keys" in init(tmp_path / name, exit_code=2).stderr
+    assert not (tmp_path / name).exists()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from danube.broker.audit import trail
 from danube.broker.audit.lines import Entry
 from danube.broker.audit.writer import AuditWriter
 from danube.cli.main import root
@@ -51,6 +52,57 @@ def test_the_newest_lines_are_shown(danube: Line) -> None:
     assert [one["resource"] for one in danube.json("tail", "-n", "2")] == ["/default/t2", "/default/t3"]
     shown = danube("tail").stdout
     assert shown.index("/default/t0") < shown.index("/default/t3") and "user:bob" in shown
+
+
+def test_following_reads_what_is_new_and_notices_new_files(
+    danube: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int]] = []
+    honest = trail._read_from
+    writer = AuditWriter(danube.data / "audit", 0, lambda: NOW_US)
+    entries = [Entry(NOW_US + 9_000_000 + number, "create_topic", "allowed", resource=f"/default/n{number}")
+               for number in range(3)]  # fmt: skip
+
+    def counted(path: Path, position: int) -> bytes:
+        raw = honest(path, position)
+        read.append((path.name, len(raw)))
+        return raw
+
+    def turn(_seconds: float) -> None:
+        turns.append(0)
+        if len(turns) == 1:
+            writer.open()  # a new file
+            writer.append(entries[0])
+        elif len(turns) == 2:
+            writer.append(entries[1])
+            writer.append(entries[2])
+        elif len(turns) == 3:
+            read.clear()
+        else:
+            raise KeyboardInterrupt
+
+    turns: list[int] = []
+    monkeypatch.setattr(trail, "_read_from", counted)
+    monkeypatch.setattr("danube.cli.security.audit.time.sleep", turn)
+    said = CliRunner().invoke(
+        root, ["audit", "tail", "-n", "2", "-f", "--data-dir", str(danube.data)], obj=Services(environ={})
+    )
+    shown = [json.loads(line)["resource"] for line in said.stdout.splitlines()]
+    assert shown == ["/default/t2", "/default/t3", "", *(f"/default/n{number}" for number in range(3))]
+    assert sorted(read) == [("worker-0-000002.jsonl", 0), ("worker-1-000001.jsonl", 0)], "the newest, no more"
+
+
+def test_a_file_that_is_begun_in_advance_hides_no_line_of_the_one_before(danube: Line) -> None:
+    follower = trail.Follower(danube.data / "audit")
+    assert len(list(follower.lines())) == 6
+    (danube.data / "audit" / "worker-0-000002.jsonl").touch()
+    assert list(follower.lines()) == []
+    with (danube.data / "audit" / "worker-0-000001.jsonl").open("ab") as file:
+        file.write(b'{"time":"2026"}\n{"ti')
+        file.flush()
+        assert [one["time"] for one in follower.lines()] == ["2026"]
+        file.write(b'me":"2027"}\n')
+    assert [one["time"] for one in follower.lines()] == ["2027"]
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def read_end(path: Path) -> tuple[Line | None, int]:
 
 def trail(directory: Path) -> Iterator[dict[str, Any]]:
     """The fields of every line that can be read, of all workers, by time; ``worker`` is added."""
-    return Follower(directory).lines()
+    return TrailReader(directory).lines()
 
 
-class Follower:
+class TrailReader:
     """Lines of all workers by time, each once: a look reads what was written since the one before."""
 
     def __init__(self, directory: Path) -> None:

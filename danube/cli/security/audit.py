@@ -19,7 +19,7 @@ from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.broker.audit.lines import Place
-    from danube.broker.audit.trail import Follower
+    from danube.broker.audit.trail import TrailReader
 
 EXIT_FINDINGS: Final = 10
 COLUMNS: Final = ("time", "principal", "source", "operation", "resource", "outcome", "code")
@@ -54,15 +54,15 @@ def _directory(services: Services, data_dir: Path | None, file: Path | None) -> 
 
 
 def _lines(directory: Path) -> Iterator[dict[str, Any]]:
-    return _follower(directory).lines()
+    return _reader(directory).lines()
 
 
-def _follower(directory: Path) -> Follower:
-    from danube.broker.audit.trail import Follower, list_files, verify
+def _reader(directory: Path) -> TrailReader:
+    from danube.broker.audit.trail import TrailReader, list_files, verify
 
     if not list_files(directory):
         verify(directory)  # its error says why there is nothing
-    return Follower(directory)
+    return TrailReader(directory)
 
 
 @audit.command("tail", short_help="Show the newest lines.")
@@ -75,8 +75,8 @@ def tail(
     services: Services, /, count: int, follow: bool, data_dir: Path | None, file: Path | None, output: str
 ) -> None:
     """Show the newest lines of all workers by time."""
-    follower = _follower(_directory(services, data_dir, file))
-    last = list(deque(follower.lines(), count))
+    reader = _reader(_directory(services, data_dir, file))
+    last = list(deque(reader.lines(), count))
     if not follow:
         _print(last, output)
         return
@@ -84,7 +84,7 @@ def tail(
         for one in last:
             json_line(one)
         time.sleep(_FOLLOW_S)
-        last = list(follower.lines())
+        last = list(reader.lines())
 
 
 def _print(rows: list[dict[str, Any]], output: str) -> None:

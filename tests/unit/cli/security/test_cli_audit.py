@@ -93,16 +93,16 @@ def test_following_reads_what_is_new_and_notices_new_files(
 
 
 def test_a_file_that_is_begun_in_advance_hides_no_line_of_the_one_before(danube: Line) -> None:
-    follower = trail.Follower(danube.data / "audit")
-    assert len(list(follower.lines())) == 6
+    reader = trail.TrailReader(danube.data / "audit")
+    assert len(list(reader.lines())) == 6
     (danube.data / "audit" / "worker-0-000002.jsonl").touch()
-    assert list(follower.lines()) == []
+    assert list(reader.lines()) == []
     with (danube.data / "audit" / "worker-0-000001.jsonl").open("ab") as file:
         file.write(b'{"time":"2026"}\n{"ti')
         file.flush()
-        assert [one["time"] for one in follower.lines()] == ["2026"]
+        assert [one["time"] for one in reader.lines()] == ["2026"]
         file.write(b'me":"2027"}\n')
-    assert [one["time"] for one in follower.lines()] == ["2027"]
+    assert [one["time"] for one in reader.lines()] == ["2027"]
 
 
 @pytest.mark.parametrize(

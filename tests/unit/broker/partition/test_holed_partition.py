@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from danube.core.placement.recovered import HISTORIES_SINCE_US, LOG_EPOCHS, OFFSETS_AHEAD
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from danube.errors import OffsetOutOfRange
 from danube.wal.log.log import LogIdentity
 from danube.wal.recovery.carry import create_empty
+from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.tier.hole_changes import Tail, filling, giving_up, holing
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest
 from tests.unit.broker.tiers.test_tiers import drain, publish
-from tests.unit.broker_parts import TOPIC, RecordingSession, expected
+from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench, sealed_files
 
 HOLE_END = 1 << 25
@@ -142,3 +146,59 @@ def test_giving_up_is_told_though_a_record_before_the_hole_is_not_acked(
     numbers = described(bench, session)
     assert (numbers["ack_floor"], numbers["given_up"], numbers["withheld"]) == (0, HOLE_END - 20, 0)
     assert "records are passed over" in caplog.text
+
+
+RECORDS = 20
+AHEAD = RECORDS + OFFSETS_AHEAD
+
+
+@pytest.fixture
+def put_back(tmp_path: Path) -> Iterator[tuple[Bench, RecordingSession]]:
+    """20 records of a copy, and 5 of the history that began with it, far behind them."""
+    older = Bench(tmp_path)
+    session = RecordingSession()
+    older.open_producer(session)
+    older.publish(session, numbered(RECORDS))
+    older.turn()
+    older.shard.close()
+    bench = Bench(tmp_path)
+    bench.shard._epoch = 7 * LOG_EPOCHS
+    bench.shard.ahead_of = lambda topic_id: OffsetJump(4 * LOG_EPOCHS, HISTORIES_SINCE_US, "a copy")
+    session = RecordingSession(2)
+    bench.open_producer(session)
+    bench.publish(session, numbered(5, start=RECORDS))
+    bench.turn()
+    session.take()
+    yield bench, session
+    bench.shard.close()
+
+
+@pytest.mark.parametrize("value", [RECORDS + 1, AHEAD // 2, AHEAD - 1])
+@pytest.mark.parametrize("way", ["start", "seek"])
+def test_a_place_that_only_a_lost_history_had_is_refused_with_both_ends(
+    put_back: tuple[Bench, RecordingSession], way: str, value: int
+) -> None:
+    bench, session = put_back
+    if way == "start":
+        place = wire.Subscribe(TOPIC, "s", "c", start="offset", start_value=value)
+        bench.ask(session, Kind.SUBSCRIBE, place, 2)
+        error = session.only(Kind.ERROR).error
+    else:
+        bench.subscribe(session, start="earliest")
+        error = bench.admin(session, "seek", subscription="s", kind="offset", value=value).error
+    assert isinstance(error, OffsetOutOfRange) and "of a history that is gone" in str(error)
+    assert (error.facts["start"], error.facts["end"]) == (RECORDS, AHEAD)
+    assert ("s" in bench.hosted.subscriptions) is (way == "seek"), "an error changes nothing"
+
+
+@pytest.mark.parametrize(("value", "first"), [(RECORDS - 1, RECORDS - 1), (RECORDS, AHEAD), (AHEAD, AHEAD)])
+def test_the_ends_of_what_is_lost_are_places_of_this_history(
+    put_back: tuple[Bench, RecordingSession], value: int, first: int
+) -> None:
+    bench, session = put_back
+    bench.subscribe(session, start="offset", start_value=value)
+    got = []
+    for _ in range(5):
+        bench.turn()
+        got += [offset for offset, _ in session.records()]
+    assert got[0] == first and got[-5:] == list(range(AHEAD, AHEAD + 5))

@@ -3,16 +3,23 @@
 So kill -9 loses no line that was acknowledged; a power cut loses those since the last ``sync``, which the
 caller runs off the loop.  A writer never goes on in a file of an earlier one: it begins a new file, whose
 first line names the last place of the chain and the bytes of a line that was not whole.
+
+``append`` waits for no disk, but for the first line after a start or a failure.  What waits is done by
+``sync``: it makes the next file before the current one is full, syncs and closes the one before, and removes
+files that are too old once the line that says so is on the disk.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from danube.broker.audit.lines import BEGIN, LOST, REMOVED, START, Entry, encode
+from danube.broker.audit.lines import BEGIN, LOST, REMOVED, START, Entry, Place, encode
 from danube.broker.audit.trail import (
     AuditFile,
     encode_head,
@@ -42,7 +49,10 @@ class AuditWriter:
         file_bytes_max: int = FILE_BYTES_DEFAULT,
         keep_us: int = 0,
     ) -> None:
-        """``keep_us``: files that were last written longer ago are removed; 0 keeps them all."""
+        """``file_bytes_max``: from this size on the next file is made, and used as soon as it is there.
+
+        ``keep_us``: files that were last written longer ago are removed; 0 keeps them all.
+        """
         self._directory = directory
         self._worker = worker
         self._now_us = now_us
@@ -50,6 +60,12 @@ class AuditWriter:
         self._keep_us = keep_us
         self._fd = -1
         self._head_fd = -1
+        self._next_fd = -1  # of the next file, while it is not used
+        self._full: deque[int] = deque()  # descriptors of files that nothing is written to any more
+        self._making = threading.Lock()  # held while the next file is made or let go
+        self._retain_due = False
+        self._expired: tuple[list[AuditFile], list[Place]] | None = None  # until a line says so
+        self._removing: list[AuditFile] = []  # until that line is on the disk
         self._size = 0
         self._number = 0
         self.dirty = False  # lines were written since the last sync
@@ -117,6 +133,7 @@ class AuditWriter:
                 self._begin()
             elif self._size >= self._file_bytes_max:
                 self._roll()
+            self._tell_expired()
             if self.lost:
                 self._write(Entry(self._now_us(), LOST, "failed", details={"lines": self.lost}))
                 self.lost = 0
@@ -149,40 +166,82 @@ class AuditWriter:
             self._let_go()
 
     def _roll(self) -> None:
-        try:
-            files.fdatasync(self._fd)
-            old = self._fd
-            self._number += 1
-            self._open_file()
-            files.close(old)
-        except OSError:
-            self._let_go()
-            raise
-        self._retain()
+        """Go on in the next file if `sync` has made it, else in this one."""
+        if self._next_fd < 0:
+            return
+        self._full.append(self._fd)
+        self._fd, self._next_fd = self._next_fd, -1
+        self._number += 1
+        self._size = 0
+        self._retain_due = bool(self._keep_us)
 
     def sync(self) -> None:
         """Put what was written on disk; may run in a thread of its own.  Raises OSError."""
         if not self.dirty:
             return
         self.dirty = False
-        fd = os.dup(self._fd)  # the writer may roll or close while this waits
+        removing = self._removing
         try:
-            files.fdatasync(fd)
+            self._sync_files(os.dup(self._fd))  # the writer may roll or close while this waits
         except OSError:
             self._sync_failed = True  # a second sync would say that all is well
             raise
+        if removing:
+            self._removing = []
+            self._remove(removing)
+        self._look_for_expired()
+        if self._size >= self._file_bytes_max:
+            with suppress(OSError):  # the next sync tries again
+                self._make_next()
+
+    def _sync_files(self, fd: int) -> None:
+        """Sync the current file, and what it was while this waits; close those that are full."""
+        descriptors = [fd]
+        try:
+            files.fdatasync(fd)
+            while self._full:
+                descriptors.append(self._full.popleft())
+                files.fdatasync(descriptors[-1])
         finally:
-            files.close(fd)
+            for one in descriptors:
+                files.close(one)
+
+    def _make_next(self) -> None:
+        with self._making:
+            if self._fd < 0 or self._next_fd >= 0:
+                return
+            path = self._directory / name_of(self._worker, self._number + 1)
+            fd = files.open_new(path)
+            try:
+                files.fsync_directory(self._directory)
+            except OSError:
+                files.close(fd)
+                files.unlink(path)
+                raise
+            self._next_fd = fd
 
     def _retain(self) -> None:
-        """Remove files that are too old; what fails is tried again with the next file."""
-        try:
-            if self._keep_us:
-                self._remove(self._expired())
-        except (OSError, StorageFailed):
-            pass
+        """Remove files that are too old, at a start; what fails is tried again with the next file."""
+        self._retain_due = bool(self._keep_us)
+        self._look_for_expired()
+        with suppress(OSError, StorageFailed):
+            self._tell_expired()
+            removing, self._removing = self._removing, []
+            if removing:
+                files.fdatasync(self._fd)
+                self._remove(removing)
 
-    def _expired(self) -> list[AuditFile]:
+    def _look_for_expired(self) -> None:
+        """Find the oldest files, as long as they are too old, and the ends of their chain."""
+        if not self._retain_due:
+            return
+        self._retain_due = False
+        with suppress(OSError, StorageFailed):
+            old = self._too_old()
+            places = [line.place for one in old if (line := read_end(one.path)[0]) is not None]
+            self._expired = (old, places) if old else None
+
+    def _too_old(self) -> list[AuditFile]:
         """The oldest files, as long as they are too old; the current one is never among them."""
         oldest = self._now_us() - self._keep_us
         old: list[AuditFile] = []
@@ -194,21 +253,26 @@ class AuditWriter:
             old.append(one)
         return old
 
-    def _remove(self, old: list[AuditFile]) -> None:
-        """Remove files, oldest first, behind a line that names the ends of their chain."""
-        places = [line.place for one in old if (line := read_end(one.path)[0]) is not None]
-        if not old:
+    def _tell_expired(self) -> None:
+        """Write the line that names the ends of what will be removed once it is on the disk."""
+        if self._expired is None or self._removing:
             return
+        old, places = self._expired
+        self._expired = None
         self._write(
             Entry(
                 self._now_us(), REMOVED, "allowed",
                 details={"files": [one.path.name for one in old], "places": [[*place] for place in places]},
             )
         )  # fmt: skip
-        files.fdatasync(self._fd)
-        for one in old:
-            files.unlink(one.path)
-        files.fsync_directory(self._directory)
+        self._removing = old
+
+    def _remove(self, old: list[AuditFile]) -> None:
+        """Remove files, oldest first; what stays is found and told again with the next file."""
+        with suppress(OSError):
+            for one in old:
+                files.unlink(one.path)
+            files.fsync_directory(self._directory)
 
     def close(self) -> None:
         """Sync and close; nothing is raised, since nobody waits for an answer."""
@@ -219,13 +283,16 @@ class AuditWriter:
         self._let_go()
 
     def _let_go(self) -> None:
-        for fd in (self._fd, self._head_fd):
-            try:
-                if fd >= 0:
-                    files.close(fd)
-            except OSError:
-                pass  # the descriptor is free all the same (close(2))
-        self._fd = self._head_fd = -1
+        with self._making:  # the next file stays, empty, and the next writer removes it
+            descriptors = [self._fd, self._head_fd, self._next_fd]
+            while self._full:
+                descriptors.append(self._full.popleft())
+            for fd in descriptors:
+                with suppress(OSError):  # the descriptor is free all the same (close(2))
+                    if fd >= 0:
+                        files.close(fd)
+            self._fd = self._head_fd = self._next_fd = -1
+            self._removing, self._expired = [], None
         self.dirty = self._sync_failed = False
 
 

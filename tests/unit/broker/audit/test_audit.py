@@ -77,8 +77,10 @@ def written(directory: Path, count: int = 4, **options: Any) -> Path:
     writer = writer_at(directory, **options)
     for number in range(count):
         writer.append(entry(number))
+        if "file_bytes_max" in options:
+            writer.sync()  # makes the next file
     writer.close()
-    return list_files(directory)[-1].path
+    return next(one.path for one in reversed(list_files(directory)) if one.path.stat().st_size)
 
 
 def found(directory: Path, **options: Any) -> list[str]:
@@ -333,6 +335,68 @@ def test_old_files_are_removed_and_the_chain_says_so(tmp_path: Path) -> None:
     assert found(tmp_path)
 
 
+def test_a_writer_that_goes_on_removes_old_files_behind_a_line(tmp_path: Path) -> None:
+    os.utime(written(tmp_path), (1, 1))
+    writer = writer_at(tmp_path, file_bytes_max=1)
+    writer._keep_us = 1_000_000_000
+    for number in range(4):
+        writer.sync()
+        writer.append(entry(number))
+    writer.close()
+    told = [line["details"]["files"] for line in trail(tmp_path) if line["operation"] == "audit.retention"]
+    assert told == [["worker-0-000001.jsonl"]] and not found(tmp_path)
+    assert list_files(tmp_path)[0].number == 2
+
+
+def test_a_line_waits_for_no_disk_also_where_a_file_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on in the full file until another thread has made the next one."""
+    os.utime(written(tmp_path), (1, 1))
+    writer = writer_at(tmp_path, file_bytes_max=1)
+    writer._keep_us = 1_000_000_000
+    loop_thread, waited = threading.get_ident(), []
+    for name in ("fdatasync", "fsync_directory", "open_new", "close", "unlink", "list_names"):
+        honest = getattr(files, name)
+
+        def counted(*given: Any, name: str = name, honest: Any = honest) -> Any:
+            if threading.get_ident() == loop_thread:
+                waited.append(name)
+            return honest(*given)
+
+        monkeypatch.setattr(files, name, counted)
+    paths = []
+    for number in range(8):
+        writer.append(entry(number))
+        paths.append(writer.path.name)
+        if number % 2:
+            other = threading.Thread(target=writer.sync)
+            other.start()
+            other.join()
+    assert waited == []
+    assert paths == [f"worker-0-00000{2 + number // 2}.jsonl" for number in range(8)]
+    writer.close()
+    monkeypatch.undo()
+    assert not found(tmp_path) and not (tmp_path / "worker-0-000001.jsonl").exists()
+
+
+def test_a_next_file_that_cannot_be_made_stops_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writer_at(tmp_path, file_bytes_max=1)
+    for name in ("open_new", "fsync_directory"):
+        with monkeypatch.context() as patched:
+            patched.setattr(files, name, lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+            writer.sync()
+            writer.append(entry(1))
+            assert writer.path.name == "worker-0-000001.jsonl" and len(list_files(tmp_path)) == 1
+    writer.sync()
+    writer.append(entry(2))
+    assert writer.path.name == "worker-0-000002.jsonl"
+    writer.close()
+    assert not found(tmp_path)
+
+
 def test_nothing_is_removed_without_an_age(tmp_path: Path) -> None:
     os.utime(written(tmp_path), (1, 1))
     written(tmp_path)
@@ -385,6 +449,9 @@ def test_an_old_file_that_cannot_be_read_stops_no_line(
         return read(path, *rest)
 
     monkeypatch.setattr(trail_module, "_read", refused)
+    writer.sync()
+    writer.append(entry(8))  # in the next file
+    writer.sync()
     writer.append(entry(9))
     writer.close()
     monkeypatch.undo()

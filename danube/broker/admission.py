@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from danube.config.auth import credentials_of
 from danube.core.security.api_keys import identity_of_key, looks_like_api_key
 from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
-from danube.core.security.principals import Identity
+from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import NotAuthenticated, TokenExpired
 from danube.host import clock, telemetry
 
@@ -49,6 +49,7 @@ class Admission:
         self.credentials = credentials
         self._failures_per_minute = failures_per_minute
         self._now_ns = now_ns
+        self.on_refused: Callable[[Identity, str, int, str], None] = _untold  # who, from where, code, why
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since when, and how many
 
     def admit(self, token: str, source: str, certificate: bytes = b"") -> Identity:
@@ -57,15 +58,15 @@ class Admission:
         Raises NotAuthenticated or TokenExpired, to be told after pause_s().
         """
         if not token and not certificate:
-            self._failed(source, "no credential was given")
+            self._failed(source, NotAuthenticated.code, "no credential was given")
             raise NotAuthenticated(NO_CREDENTIAL, hint="give the client a token")
         try:
             identity = self._proven(token, certificate)
         except (NotAuthenticated, TokenExpired) as error:
-            self._failed(source, str(error.__cause__ or error))
+            self._failed(source, error.code, str(error.__cause__ or error))
             raise error.with_traceback(None) from None
         if why := self._access().credentials.revoked(identity):
-            self._failed(source, why, principal=str(identity.principal))
+            self._failed(source, NotAuthenticated.code, why, identity)
             raise refused(why)
         return identity
 
@@ -101,7 +102,7 @@ class Admission:
         """How long a refusal of this source is held back."""
         return GUESSING_S if self._failures.get(source, (0, 0))[1] > self._failures_per_minute else REFUSAL_S
 
-    def _failed(self, source: str, why: str, principal: str = "") -> None:
+    def _failed(self, source: str, code: int, why: str, identity: Identity = ANONYMOUS) -> None:
         now_ns = self._now_ns()
         since_ns, count = self._failures.pop(source, (now_ns, 0))
         if now_ns - since_ns > MINUTE_NS:
@@ -109,8 +110,13 @@ class Admission:
         self._failures[source] = since_ns, count + 1
         if len(self._failures) > SOURCES_MAX:
             self._failures.popitem(last=False)
-        facts: dict[str, Any] = {"principal": principal} if principal else {}
+        facts: dict[str, Any] = {} if identity is ANONYMOUS else {"principal": str(identity.principal)}
         _log.limited("a credential was refused", source=source, why=why, **facts)
+        self.on_refused(identity, source, code, why)
+
+
+def _untold(identity: Identity, source: str, code: int, why: str) -> None:
+    pass
 
 
 def authority_of(config: BrokerConfig, access: Callable[[], Access]) -> Authority:

@@ -31,6 +31,9 @@ _events = telemetry.events("audit")
 UNTOLD: Final = frozenset(
     {"settle"}
 )  # acks of gRPC clients: too many, and they tell nothing of who administers
+_BROKERS: Final = ("internal", "forwarded")
+LOGIN: Final = "login"
+MEMBERS_CHAIN: Final = 999_999  # the controller's, in place of a worker's number
 _NAMED_BY: Final = ("topic", "namespace", "subject", "name", "id", "broker_id")
 _ADMINISTERS: Final = ("/danube_admin.", "/danube_schema.")
 _CALLS_NAME: Final = (
@@ -66,24 +69,30 @@ class Audit:
     def request(self, asker: Identity, request: Admin, connection_id: int) -> None:
         """Write a line about an operation before it is carried out, unless it changes nothing; as `tell`."""
         row = ADMIN.get(request.op)
-        if (
-            (row is not None and not row.audited) or request.op in UNTOLD or request.forwarded
-        ):  # the broker that was asked first has told it
+        if (row is not None and not row.audited) or request.op in UNTOLD:
+            return
+        if request.forwarded and asker.how in _BROKERS:  # the one that was asked first has told it
             return
         args = request.args
         resource = request.partition or next((text_of(args[one]) for one in _NAMED_BY if args.get(one)), "")
         details: dict[str, Any] = {name: args[name] for name in _DETAILS if name in args}
+        if request.forwarded:  # as who asks says; without authentication nobody can show that
+            details["forwarded"] = True
         self.tell(asker, request.op, resource, source=f"connection {connection_id}", details=details)
 
     def call(self, asker: Identity, row: Row, request: Any, source: str, code: int = 0) -> None:
         """Write a line about a gRPC call that administers, under who makes it; as `tell`.
 
         What the broker then does for it has lines of its own, where it changes something by an operation.
-        ``code``: of the error that refuses it.
+        ``code``: of the error that refuses it; then every call is told.
         """
-        if row.name.startswith(_ADMINISTERS) and row.audited:
+        if code or (row.name.startswith(_ADMINISTERS) and row.audited):
             named = next((str(found) for one in _CALLS_NAME if (found := value_in(request, one))), "")
             self.tell(asker, row.name, named, DENIED if code else ALLOWED, source=source, code=code)
+
+    def refused(self, identity: Identity, source: str, code: int, why: str) -> None:
+        """Write a line about a credential that was not accepted; `why` has nothing of the credential."""
+        self.tell(identity, LOGIN, "", DENIED, source=source, code=code, details={"reason": why})
 
     def tell(
         self,

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from danube import __version__
+from danube.broker.audit.audit import MEMBERS_CHAIN, open_audit
 from danube.broker.clustered.load_source import LoadSource
 from danube.broker.processes import last_resort
 from danube.cluster.control.cluster_log import copy_exists
@@ -37,6 +38,7 @@ from danube.cluster.links.tls import TlsFiles, contexts
 from danube.cluster.links.transport import bind
 from danube.cluster.log.node_files import NODE_FILE, load_node
 from danube.core.placement.balance import BalanceSettings
+from danube.core.security.principals import Identity, Principal
 from danube.errors import WrongState
 from danube.host import telemetry
 from danube.host.tls import TlsWatch
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from danube.broker.audit.audit import Audit
     from danube.broker.processes.contexts import ControllerContext
+    from danube.cluster.control.calls import Change
     from danube.config.loading import BrokerConfig
     from danube.config.sections import BalanceConfig, ClusterConfig
 
@@ -54,6 +58,7 @@ HEARTBEAT_S: Final = 0.5
 OTHERS_POLL_S: Final = 0.02
 _ALL_HOSTS: Final = ("0.0.0.0", "[::]")  # noqa: S104 - only compared, not listened on
 NAME: Final = "controller"
+HOST: Final = Identity(Principal("host", ""), "socket")  # a command or a worker, by a socket of this user
 
 _log = telemetry.events("controller")
 
@@ -184,6 +189,7 @@ class Controller:
         self._config = config
         self._registration: Registration | None = None
         self._settings = settings
+        self._audit: Audit | None = None
         self._certificates = TlsWatch(settings.tls.all if settings.tls is not None else ())
         self._make_engine = make_engine
         self._stop = asyncio.Event()
@@ -201,6 +207,7 @@ class Controller:
         if self._settings.tls is None:
             _log.warning("members are not authenticated", hint="set cluster.cert_file, key_file and ca_file")
         node = Node(self._settings, self._make_engine, self._failed)
+        node.before_change = self._tell_change if self._open_audit() else None
         server = await serve_host(self._context.listener, node.asked)
         node.when_committed = server.committed
         taking_part = loop.create_task(node.run(self._context.door))
@@ -218,7 +225,23 @@ class Controller:
         server.close()
         taking_part.cancel()
         node.stop()
+        if self._audit is not None:
+            self._audit.close()
         return self._exit_code
+
+    def _open_audit(self) -> bool:
+        """Begin the controller's own chain; return whether there is one."""
+        if self._config is not None:
+            self._audit = open_audit(self._config, MEMBERS_CHAIN, self._loop)
+        return self._audit is not None
+
+    def _tell_change(self, change: Change) -> None:
+        """Write down who joins or leaves before it is asked of the leader; as `Audit.tell`."""
+        if self._audit is not None:
+            details = {"address": change.address} if change.address else {}
+            self._audit.tell(
+                HOST, f"member_{change.what}", change.node_id, source="controller", details=details
+            )
 
     async def _leave_when_dismissed(self, node: Node) -> None:
         """Stop the broker once the cluster has removed this member, because it may no longer serve."""
@@ -267,6 +290,8 @@ class Controller:
         self._context.heartbeat()
         if self._context.settings.reloads is not None:
             self._certificates.look(self._context.settings.reloads.count)
+        if self._audit is not None:
+            self._audit.sweep()
         self._loop.call_later(HEARTBEAT_S, self._beat)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.broker.api import RoutedSession
 from danube.broker.audit.audit import DENIED
@@ -54,6 +54,9 @@ _OPERATIONS: dict[str, Operation] = {
 _BY_HANDLE = frozenset(map(int, (Kind.PUBLISH, Kind.ACK, Kind.CREDIT, Kind.NACK)))
 _CLOSES = frozenset(map(int, (Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER)))
 _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
+_JUDGED: Final[dict[int, type[Lookup | OpenProducer | Subscribe]]] = {
+    Kind.LOOKUP: Lookup, Kind.OPEN_PRODUCER: OpenProducer, Kind.SUBSCRIBE: Subscribe,
+}  # fmt: skip
 _REQUESTS = frozenset(
     map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN))
 )
@@ -136,6 +139,8 @@ class Router:
             try:
                 worker = self._worker_for(session, frame, buffer)
             except DanubeError as error:
+                if self.audit is not None and isinstance(error, NotAllowed | NotAuthenticated):
+                    self._tell_denied(self.audit, session, frame, buffer, error)
                 elsewhere, answer = self.elsewhere, self._answer_to(session, frame.correlation)
                 if elsewhere is None or not elsewhere.take(session, frame, buffer, error, answer):
                     session.send_error(error, frame.correlation)
@@ -225,6 +230,20 @@ class Router:
             raise
         if audit is not None and not told:
             audit.request(asker, request, session.connection_id)
+
+    def _tell_denied(
+        self, audit: Audit, session: RoutedSession, frame: Frame, buffer: memoryview, error: DanubeError
+    ) -> None:
+        """Write that a lookup, a producer or a consumer was denied; operations have told it."""
+        asked = _JUDGED.get(frame.kind)
+        if asked is None:
+            return
+        request = wire.decode_control(buffer[frame.start : frame.end], asked)
+        resource = request.topic if isinstance(request, Lookup) else request.partition
+        source = f"connection {session.connection_id}"
+        audit.tell(
+            session.identity, Kind(frame.kind).name.lower(), resource, DENIED, source=source, code=error.code
+        )
 
     def _add_route(self, session: RoutedSession, handle: int, worker: int) -> None:
         """Remember a handle that is open at another worker; handles without an entry are open here."""

@@ -130,6 +130,8 @@ class Worker:
             authority=self.authority,
         )  # fmt: skip
         self.audit = self.router.audit = open_audit(config, context.worker, loop)
+        if self.audit is not None and self.admission is not None:
+            self.admission.on_refused = self.audit.refused
         self.doors: dict[str, Door] = {}
         forget = self.admission.forget if self.admission is not None else _nothing
         self.recall = Recall(self.authority, self._holders, forget, loop.call_soon)

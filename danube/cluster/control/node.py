@@ -136,6 +136,7 @@ class Node:
         self._journal_end = 0  # its end at the start: no reader has seen more of it applied
         self._stopped = False
         self.when_committed: Callable[[], None] = _nothing  # the host's copy holds more
+        self.before_change: Callable[[Change], None] | None = None  # told of this host's; an error refuses it
 
     @property
     def node_id(self) -> str:
@@ -360,6 +361,8 @@ class Node:
             request = decode_request(body)
             if isinstance(request, Status):
                 return encode(self.status())
+            if isinstance(request, Change) and self.before_change is not None:
+                self.before_change(request)
             if self._to_leader is None:
                 waiting = self._formation.waiting if self._formation is not None else None
                 raise waiting_error(waiting, wall_us())

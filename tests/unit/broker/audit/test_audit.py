@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from danube.broker.admission import Admission
 from danube.broker.audit import audit as audit_module
 from danube.broker.audit import trail as trail_module
 from danube.broker.audit.audit import DENIED, Audit
@@ -33,10 +34,14 @@ from danube.broker.audit.lines import (
 )
 from danube.broker.audit.trail import END_BYTES, list_files, read_end, read_head, trail, verify
 from danube.broker.audit.writer import AuditWriter
+from danube.core.metadata.roles import Access
 from danube.core.protocol import native as wire
-from danube.core.security.principals import Identity, Principal
-from danube.errors import NotFound, ProtocolError, StorageFailed, StorageFull
+from danube.core.security.operations import GRPC
+from danube.core.security.principals import ANONYMOUS, INTERNAL, Identity, Principal
+from danube.errors import NotAuthenticated, NotFound, ProtocolError, StorageFailed, StorageFull
 from danube.host import files
+from danube.host.credentials import Credentials, secret_key
+from danube.server.proto import DanubeApi_pb2 as pb
 from tests.unit.faulty_os import FaultyOs, Killed, fail_with
 
 NOW_US = 1_795_855_243_000_001
@@ -584,6 +589,57 @@ def test_denials_are_one_line_a_second_for_each_source(
     ]
     once = [("10.0.0.1", {}), ("10.0.0.2", {})]
     assert sorted(told, key=str) == sorted([*once, ("10.0.0.1", {"more": 99}), ("10.0.0.1", {})], key=str)
+
+
+@pytest.mark.parametrize(
+    ("asker", "told"),
+    [(ANONYMOUS, True), (ANN, True), (INTERNAL, False), (Identity(ANN.principal, "forwarded"), False)],
+)
+def test_only_a_broker_can_say_that_a_request_was_told_elsewhere(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop, asker: Identity, told: bool
+) -> None:
+    audit = Audit(writer_at(tmp_path), loop)
+    audit.request(asker, wire.Admin("delete_topic", "", {"topic": "/default/a"}, forwarded=True), 7)
+    audit.close()
+    found = [line["details"] for line in trail(tmp_path) if line["operation"] == "delete_topic"]
+    assert found == ([{"forwarded": True}] if told else [])
+
+
+def test_refused_credentials_are_told_folded_and_hold_nothing_secret(
+    tmp_path: Path, loop: asyncio.AbstractEventLoop
+) -> None:
+    secret = b"a secret of thirty-two bytes, or more"
+    clock = Clock()
+    audit = Audit(writer_at(tmp_path), loop, now_us=clock)
+    admission = Admission(
+        Credentials([secret_key("", secret)]), lambda: Access(), failures_per_minute=3, now_us=clock
+    )
+    admission.on_refused = audit.refused
+    good = admission.credentials.sign(ANN.principal, 60, clock.now_us)
+    admission.admit(good, "192.0.2.1")
+    for token in [good[:-2], "guess-5ecre7", ""] * 20:
+        with pytest.raises(NotAuthenticated):
+            admission.admit(token, "192.0.2.1")
+    clock.now_us += 1_000_000
+    audit.close()
+    lines = [line for line in trail(tmp_path) if line["operation"] == "login"]
+    assert [line["details"].get("more") for line in lines] == [None, 59]
+    assert {(one["source"], one["outcome"], one["principal"]) for one in lines} == {
+        ("192.0.2.1", "denied", "anonymous")
+    }
+    raw = b"".join(one.path.read_bytes() for one in list_files(tmp_path))
+    assert b"5ecre7" not in raw and good[:-2].encode() not in raw and secret not in raw
+
+
+def test_every_denied_grpc_call_is_told(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:
+    audit = Audit(writer_at(tmp_path), loop)
+    row = GRPC["/danube.ProducerService/CreateProducer"]
+    asked = pb.ProducerRequest(topic_name="/default/a")
+    audit.call(ANN, row, asked, "192.0.2.1:5")
+    audit.call(ANN, row, asked, "192.0.2.1:5", code=1161)
+    audit.close()
+    told = [(line["resource"], line["outcome"]) for line in trail(tmp_path) if line["operation"] == row.name]
+    assert told == [("/default/a", "denied")]
 
 
 def test_many_sources_of_denials_take_no_more_memory(tmp_path: Path, loop: asyncio.AbstractEventLoop) -> None:

@@ -22,6 +22,7 @@ from danube.errors import (
     DanubeError,
     InvalidArgument,
     InvalidName,
+    NotAllowed,
     OwnerMoved,
     PolicyMismatch,
     ProtocolError,
@@ -148,6 +149,29 @@ def test_an_operation_that_a_full_ring_refuses_is_audited_once(bench: Routed) ->
     assert told.ops == ["seek"]
     assert bench.route(bench.session, raw)
     assert told.ops == ["seek", "seek"], "this is another one"
+
+
+@pytest.mark.parametrize("kind", [Kind.LOOKUP, Kind.OPEN_PRODUCER, Kind.SUBSCRIBE])
+def test_a_denied_frame_that_finds_or_opens_is_audited(tmp_path: Path, kind: Kind) -> None:
+    told: list[tuple[str, str, str, int]] = []
+
+    class Told:
+        def tell(self, asker: Any, operation: str, resource: str, outcome: str, **more: Any) -> None:
+            told.append((str(asker.principal), operation, outcome, more["code"]))
+
+    bench = Routed(tmp_path, authority=Authority(Access, frozenset()))
+    bench.router.audit = cast(Audit, Told())
+    bench.session.identity = Identity(Principal("user", "eve"), "token")
+    requests = {
+        Kind.LOOKUP: wire.Lookup(bench.here),
+        Kind.OPEN_PRODUCER: wire.OpenProducer(bench.here, "p"),
+        Kind.SUBSCRIBE: wire.Subscribe(bench.here, "s", "c"),
+    }
+    bench.request(bench.session, kind, requests[kind], 1)
+    error = bench.error()
+    assert isinstance(error, NotAllowed)
+    assert told == [("user:eve", kind.name.lower(), "denied", error.code)]
+    bench.shard.close()
 
 
 def test_answers_settle_their_requests(bench: Routed) -> None:

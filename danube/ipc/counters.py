@@ -60,6 +60,7 @@ class Counter(IntEnum):
     TLS_HANDSHAKES_FAILED = 38
     TLS_RELOAD_FAILED = 39  # 1 while files of TLS cannot be loaded, and the former ones are in use
     TLS_RELOADS = 40  # contexts that were made anew because their files changed
+    DEAD_LETTERS_REFUSED = 41  # attempts; each record is tried again
 
 
 class State(IntEnum):

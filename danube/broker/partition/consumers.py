@@ -127,6 +127,7 @@ class SubscriptionHost:
         self.pending_new: FetchPending | None = None  # the fetch that new records wait for
         self.pending_again: FetchPending | None = None  # the fetch that redeliveries wait for
         self.read_error: DanubeError | None = None  # the error of this host's disk at the last dispatch
+        self.dead_letter_error = ""  # why the last copies to the dead-letter topic were not made
         self._pending_next = -1
         self._holes_changed = False
 
@@ -439,4 +440,5 @@ class SubscriptionHost:
             "lag": self.hosted.lag_from(core.settled_end),
             "state": self._pending_state() or core.explain(now_ns),
             "consumer_names": names_of(self.links.values()),
+            "dead_letter_error": self.dead_letter_error,
         }

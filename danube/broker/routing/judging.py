@@ -122,6 +122,11 @@ class Judging:
             raise NotAllowed("only a broker forwards requests", hint="ask without `forwarded`")
         self._demand(asking(session.identity, request), row, request)
 
+    def letter(self, author: str, topic: str) -> None:
+        """Judge a copy that a failure policy asks for, by who set the policy; "" is the operator."""
+        if author:
+            self.authority.demand(_told(author), "Produce", topic_resource(topic))
+
     def shows(self, asker: Identity, op: str) -> Callable[[str], bool] | None:
         """Return a test of what a list shows to who asks, by its keys; None: everything.
 
@@ -168,7 +173,12 @@ def asking(session_identity: Identity, request: Admin) -> Identity:
     """Return for whom a request is judged: a session of the broker itself may ask on behalf of another."""
     if session_identity.how != "internal" or not request.on_behalf:
         return session_identity
-    kind, _, name = request.on_behalf.partition(":")
+    return _told(request.on_behalf)
+
+
+def _told(principal: str) -> Identity:
+    """Return the identity of a principal that the broker has written down."""
+    kind, _, name = principal.partition(":")
     return Identity(Principal(kind, name), "forwarded")
 
 

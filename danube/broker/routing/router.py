@@ -15,6 +15,7 @@ from danube.broker.partition.metadata import OwnerMetadata
 from danube.broker.routing.judging import Judging, asking
 from danube.broker.routing.questions import Questions, Route
 from danube.broker.routing.remote import RecordKind, RemoteSessions
+from danube.broker.routing.signing import signed
 from danube.core.metadata.commands import CreateTopic, TopicRecord
 from danube.core.partition.policy import Durability
 from danube.core.placement.workers import owner_of
@@ -57,6 +58,7 @@ _OPENS = frozenset(map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE)))
 _JUDGED: Final[dict[int, type[Lookup | OpenProducer | Subscribe]]] = {
     Kind.LOOKUP: Lookup, Kind.OPEN_PRODUCER: OpenProducer, Kind.SUBSCRIBE: Subscribe,
 }  # fmt: skip
+_SETS_FAILURES = frozenset(map(int, (Kind.SUBSCRIBE, Kind.ADMIN)))
 _REQUESTS = frozenset(
     map(int, (Kind.OPEN_PRODUCER, Kind.SUBSCRIBE, Kind.CLOSE_PRODUCER, Kind.CLOSE_CONSUMER, Kind.ADMIN))
 )
@@ -137,6 +139,8 @@ class Router:
             worker = session.routes.get(frame.handle, self._worker)
         else:
             try:
+                if kind in _SETS_FAILURES:
+                    frame, buffer = signed(session.identity, frame, buffer)
                 worker = self._worker_for(session, frame, buffer)
             except DanubeError as error:
                 if self.audit is not None and isinstance(error, NotAllowed | NotAuthenticated):

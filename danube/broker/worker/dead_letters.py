@@ -3,6 +3,9 @@
 The copy is published like a client's batch, through the router, because another worker may own the dead
 letter topic.  If another broker owns it, the worker publishes through a client of its own.  The original is
 acked only when the copy is acknowledged.  If that fails, it is tried again after the subscription's back-off.
+
+A copy is made for whoever set the failure policy: that principal must have Produce on the dead letter topic
+now, and the namespace may keep its letters within.  Else the record stays, and the subscription says why.
 """
 
 from __future__ import annotations
@@ -91,6 +94,14 @@ class DeadLetters(RoutedSession):
     def take(self, host: HostedSubscription, letters: list[DeadLetter]) -> None:
         """Publish the copies of these records; called when a subscription gives up on them."""
         topic = host.core.failure.dead_letter_topic
+        try:
+            self._judge(host, topic)
+        except DanubeError as error:
+            _log.warning("dead letters not allowed", partition=host.hosted.name, error=str(error))
+            self._worker.counters.add("dead_letters_refused", len(letters))
+            for letter in letters:
+                self._failed(host, letter.offset, str(error))
+            return
         target = self._targets.setdefault(topic, _Target())
         if target.elsewhere is not None and target.elsewhere.failure is not None:
             target.open, target.elsewhere = False, None  # the producer ended while it was idle
@@ -103,6 +114,13 @@ class DeadLetters(RoutedSession):
             self._publish_waiting(target)
         elif not target.opening:
             self._open(topic, target)
+
+    def _judge(self, host: HostedSubscription, topic: str) -> None:
+        """Raise PolicyMismatch, NotAllowed or NotAuthenticated if no letter may go to this topic."""
+        self._worker.metadata.state.quotas.check_letters(host.hosted.record.topic, topic)
+        judging = self._worker.router.judging
+        if judging is not None:
+            judging.letter(host.core.failure.set_by, topic)
 
     def _publish_waiting(self, target: _Target) -> None:
         while target.waiting:
@@ -118,8 +136,9 @@ class DeadLetters(RoutedSession):
             if not taken:
                 self._failed(host, letter.offset)
 
-    def _failed(self, host: HostedSubscription, offset: int) -> None:
+    def _failed(self, host: HostedSubscription, offset: int, why: str = "it could not be sent now") -> None:
         """Keep the record; the next dispatch of its subscription schedules another attempt."""
+        host.dead_letter_error = why
         host.core.dead_letter_failed(offset, clock.monotonic_ns())
         self._worker.shard.wake(host.hosted)
 
@@ -129,7 +148,7 @@ class DeadLetters(RoutedSession):
         target.open = target.opening = False
         waiting, target.waiting = target.waiting, deque()
         for host, letter in waiting:
-            self._failed(host, letter.offset)
+            self._failed(host, letter.offset, why)
 
     def _publish(self, target: _Target, host: HostedSubscription, letter: DeadLetter) -> bool:
         chunk = host.hosted.chunk(letter.offset)
@@ -171,7 +190,7 @@ class DeadLetters(RoutedSession):
                 self._stored(letter)
                 return
             _log.warning("dead letter refused", error=str(reply.error))
-            self._failed(letter.host, letter.offset)
+            self._failed(letter.host, letter.offset, str(reply.error))
 
         outgoing = Outgoing(producer, batch)
         outgoing.when_settled(settled)
@@ -179,6 +198,7 @@ class DeadLetters(RoutedSession):
 
     def _stored(self, letter: _Letter) -> None:
         letter.host.core.dead_lettered(letter.offset)
+        letter.host.dead_letter_error = ""
         self._worker.counters.add("dead_letters")
         self._worker.shard.wake(letter.host.hosted)
 
@@ -275,7 +295,7 @@ class DeadLetters(RoutedSession):
             error = wire.decode_error(frames[frame.start : frame.end])
             _log.warning("dead letter refused", error=str(error))
             if letter is not None:
-                self._failed(letter.host, letter.offset)
+                self._failed(letter.host, letter.offset, str(error))
             for known in self._by_handle.values():
                 if known.opening or frame.handle == known.handle:
                     self._fail_waiting(known, str(error))

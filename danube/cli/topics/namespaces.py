@@ -65,6 +65,16 @@ def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--retention-max", "retention_max_ms", type=arguments.duration_ms),
         click.option("--auto-create/--no-auto-create", default=None, help="Make topics that are used."),
         click.option("--schema-required/--no-schema-required", default=None, help="For producers."),
+        click.option(
+            "--subscription-auth",
+            type=click.Choice(["none", "prefix"]),
+            help="prefix: subscriptions are named after who consumes.",
+        ),
+        click.option(
+            "--dead-letter-within",
+            type=click.Choice(["none", "tenant", "namespace"]),
+            help="Where dead letters may go to.",
+        ),
     ]
     for option in reversed(others):
         command = option(command)
@@ -73,8 +83,9 @@ def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: value for name, value in options.items() if value is not None}
-    if chosen.get("durability_min") == "none":
-        chosen["durability_min"] = ""
+    for name in ("durability_min", "subscription_auth", "dead_letter_within"):
+        if chosen.get(name) == "none":
+            chosen[name] = ""
     return chosen
 
 

@@ -99,6 +99,8 @@ class LimitKeywords(TypedDict, total=False):
     max_publish_rate: int | None
     max_publish_bytes: int | None
     max_storage_bytes: int | None
+    subscription_auth: str | None
+    dead_letter_within: str | None
 
 
 def start_of(start: Start) -> tuple[str, int]:

@@ -24,7 +24,7 @@ from danube.core.cluster.commands import (
 from danube.core.metadata.policies import LATER as LATER_OF_NAMESPACES
 from danube.core.metadata.policies import NamespacePolicy, Tenant
 from danube.core.partition.policy import LATER as LATER_OF_TOPICS
-from danube.core.partition.policy import FailurePolicy, TopicPolicy
+from danube.core.partition.policy import LATER_OF_FAILURES, FailurePolicy, TopicPolicy
 from danube.errors import DanubeError, InvalidArgument, InvalidName, LimitExceeded, StorageIncompatible
 from danube.ids import partition_name
 from danube.limits import (
@@ -354,7 +354,7 @@ Change = TopicChange | NamespaceCreated | NamespaceDeleted | QuotasChanged | Clu
 Outcome = TopicRecord | ClusterRecord | DanubeError | None
 
 _LATER: Final[dict[type, tuple[str, ...]]] = {
-    NamespacePolicy: LATER_OF_NAMESPACES, TopicPolicy: LATER_OF_TOPICS,
+    NamespacePolicy: LATER_OF_NAMESPACES, TopicPolicy: LATER_OF_TOPICS, FailurePolicy: LATER_OF_FAILURES,
 }  # fmt: skip
 _SCALARS: Final = {int, float, str, bytes, bool, type(None)}
 _encoder: Final = msgspec.msgpack.Encoder()

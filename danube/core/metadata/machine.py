@@ -65,6 +65,7 @@ from danube.core.metadata.quotas import Quotas, namespace_of
 from danube.core.metadata.roles import Access
 from danube.core.metadata.schemas import Registry
 from danube.core.metadata.topic_settings import check_edit, edited
+from danube.core.partition.policy import FailurePolicy
 from danube.errors import (
     Conflict,
     InvalidArgument,
@@ -255,6 +256,7 @@ class Metadata:
         limits = self.quotas.effective(namespace)
         if limits is not None:
             check_topic_policy(command.topic, command.policy, limits)
+            self._check_letters(command.topic, command.policy.failure)
         self.quotas.check_room("max_topics", namespace, 1, self.topics_in)
         more = max(1, command.partitions)
         self.quotas.check_room("max_partitions", namespace, more, self.partitions_in)
@@ -268,8 +270,15 @@ class Metadata:
             self.quotas.check_room("max_partitions", namespace, more, self.partitions_in)
         elif isinstance(command, UpdatePolicy) and limits is not None:
             check_topic_policy(record.topic, command.policy, limits)
+            self._check_letters(record.topic, command.policy.failure)
+        elif isinstance(command, SetSubscriptionSettings) and command.settings.failure is not None:
+            self._check_letters(record.topic, command.settings.failure)
         elif isinstance(command, ConfigureTopicSchema) and limits is not None:
             check_schema(record.topic, command.schema is not None, limits)
+
+    def _check_letters(self, topic: str, failure: FailurePolicy) -> None:
+        if failure.dead_letter_topic:
+            self.quotas.check_letters(topic, failure.dead_letter_topic)
 
     def _check_quota_of_subject(self, subject: str) -> None:
         if self.registry.find(subject) is None and (namespace := namespace_of(subject)):
@@ -294,7 +303,7 @@ class Metadata:
         """
         if existing.partitions != command.partitions:
             return False
-        if existing.policy != command.policy:
+        if existing.policy.unsigned != command.policy.unsigned:
             raise PolicyMismatch(
                 f"topic {existing.topic} exists with another policy",
                 why=f"it has {existing.policy}",

@@ -8,7 +8,8 @@ tenant.  The metadata machine judges them (:mod:`danube.core.metadata.quotas`).
 owners of partitions judge it together (:mod:`danube.core.placement.shares`).
 ``..._per_topic``, ``..._per_subscription`` and ``max_message_size``: each topic or subscription has it.  The
 smallest of the tenant's, the namespace's and the topic's own holds.
-``durability_min``, ``retention_max_ms``, ``auto_create``, ``schema_required``: demands.  The strictest holds.
+``durability_min``, ``retention_max_ms``, ``auto_create``, ``schema_required``, ``subscription_auth``,
+``dead_letter_within``: demands.  The strictest holds.
 
 A limit of 0 is none.  A policy that is lowered takes nothing away: what is there stays, and new things are
 refused.
@@ -45,14 +46,16 @@ class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True):
     retention_max_ms: int = 0
     auto_create: bool = True  # whether using a topic that is missing makes it, where topics.auto_create is on
     schema_required: bool = False  # whether producers need a topic with a schema
-    max_publish_rate: int = 0  # records a second of all topics together; these three came later, see LATER
+    max_publish_rate: int = 0  # records a second of all topics together; these and those below came later
     max_publish_bytes: int = 0  # bytes a second, as batches are sent
     max_storage_bytes: int = 0  # on disks and in the object store
+    subscription_auth: str = ""  # "prefix": a subscription is named after who consumes from it
+    dead_letter_within: str = ""  # "namespace" or "tenant": where dead letters may go to
 
     @property
     def limits_sums(self) -> bool:
         """Whether topics are limited together in what they publish or store."""
-        return any(getattr(self, name) for name in LATER)
+        return any(getattr(self, name) for name in SUMS_OF_ALL)
 
     def check(self) -> None:
         """Raise InvalidArgument if a value cannot be kept."""
@@ -64,6 +67,12 @@ class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True):
                 f"durability_min {self.durability_min[:40]!r} is not known",
                 hint='use written, fsync, or "" for none',
             )
+        for name, known in WORDS.items():
+            if getattr(self, name) not in known:
+                raise InvalidArgument(
+                    f"{name} {getattr(self, name)[:40]!r} is not known",
+                    hint=f'use {" or ".join(known[1:])}, or "" for none',
+                )
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -79,11 +88,10 @@ LIMITS: Final = tuple(
     name for name in NamespacePolicy.__struct_fields__ if name.startswith("max_") or name.endswith("_ms")
 )
 SUMS: Final = ("max_topics", "max_partitions", "max_subjects")
-LATER: Final = (
-    "max_publish_rate",
-    "max_publish_bytes",
-    "max_storage_bytes",
-)  # left out where they say nothing
+SUMS_OF_ALL: Final = ("max_publish_rate", "max_publish_bytes", "max_storage_bytes")
+# What a demand may say, the strictest last.
+WORDS: Final = {"subscription_auth": ("", "prefix"), "dead_letter_within": ("", "tenant", "namespace")}
+LATER: Final = (*SUMS_OF_ALL, *WORDS)  # left out where they say nothing
 
 
 def smallest(*limits: int) -> int:
@@ -100,7 +108,14 @@ def strictest(first: NamespacePolicy, second: NamespacePolicy) -> NamespacePolic
         durability_min=max(first.durability_min, second.durability_min, key=_level),
         auto_create=first.auto_create and second.auto_create,
         schema_required=first.schema_required or second.schema_required,
+        subscription_auth=_stricter("subscription_auth", first, second),
+        dead_letter_within=_stricter("dead_letter_within", first, second),
     )
+
+
+def _stricter(name: str, *policies: NamespacePolicy) -> str:
+    said: list[str] = [getattr(policy, name) for policy in policies]
+    return max(said, key=WORDS[name].index)
 
 
 def _level(durability: str) -> int:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from danube.core.cluster.records import no_room
 from danube.core.metadata.commands import DeleteTenant, PutTenant, QuotaCommand, SetNamespacePolicy
 from danube.core.metadata.policies import NOTHING, NamespacePolicy, Tenant, strictest
-from danube.errors import Conflict, InvalidArgument, LimitExceeded, NotFound, TopicNotFound
+from danube.errors import Conflict, InvalidArgument, LimitExceeded, NotFound, PolicyMismatch, TopicNotFound
 from danube.ids import check_label, check_namespace
 from danube.limits import NAMESPACES_PER_TENANT_MAX, TENANTS_MAX
 
@@ -83,6 +83,22 @@ class Quotas:
         own, tenant = self.policy(namespace), self._tenant_of.get(namespace)
         found = own if tenant is None else strictest(own, tenant.quota)
         return None if found == NOTHING else found
+
+    def check_letters(self, topic: str, letters: str) -> None:
+        """Raise PolicyMismatch if dead letters of a topic may not go to the topic ``letters``."""
+        namespace, other = namespace_of(topic), namespace_of(letters)
+        limits = self.effective(namespace)
+        within = "" if limits is None else limits.dead_letter_within
+        if not within or namespace == other:
+            return
+        tenant = self._tenant_of.get(namespace)
+        if within == "tenant" and tenant is not None and tenant is self._tenant_of.get(other):
+            return
+        raise PolicyMismatch(
+            f"dead letters of {topic} may not go to {letters}",
+            why=f"namespace {namespace} keeps them within its {within} (dead_letter_within)",
+            hint="choose a dead-letter topic there, or have the namespace's policy changed",
+        )
 
     def _holds(self, namespace: str) -> tuple[NamespacePolicy | None, bool, str]:
         """The effective policy of a namespace, and which sums its topics count in."""

@@ -12,6 +12,7 @@ from danube.limits import MAX_UNACKED_DEFAULT, MAX_UNACKED_LIMIT, MIB, RECORD_BY
 
 DAY_MS: Final = 24 * 3600 * 1000
 LATER: Final = ("max_publish_rate", "max_publish_bytes")  # left out of stored policies where they say nothing
+LATER_OF_FAILURES: Final = ("set_by",)
 CLEANUPS = ("delete", "compact", "compact_delete")
 
 
@@ -47,6 +48,7 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     backoff: str = "exponential"  # or "fixed"
     poison: str = "block"  # or "drop", "dead_letter"
     dead_letter_topic: str = ""
+    set_by: str = ""  # the principal that chose it, written by the broker; "": nobody who had to be judged
 
     def check(self) -> None:
         if self.backoff not in ("fixed", "exponential") or self.poison not in (
@@ -97,6 +99,14 @@ class TopicPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tombstone_retention_ms: int = DAY_MS
     max_publish_rate: int = 0  # records a second, of all producers and partitions together; 0: no limit
     max_publish_bytes: int = 0  # bytes a second, as batches are sent; these two came later, see LATER
+
+    @property
+    def unsigned(self) -> TopicPolicy:
+        """The policy without who set it."""
+        if not self.failure.set_by:
+            return self
+        failure = msgspec.structs.replace(self.failure, set_by="")
+        return msgspec.structs.replace(self, failure=failure)
 
     @property
     def compacts(self) -> bool:

@@ -45,11 +45,15 @@ class Effect(StrEnum):
 
 
 class Need(NamedTuple):
-    """A permission on a resource; ``otherwise`` is another right to the same, asked where it is missing."""
+    """A permission on a resource; ``otherwise`` is another right to the same, asked where it is missing.
+
+    ``why``: the reason of the need, where that is no rule of this table alone.
+    """
 
     permission: str
     resource: Resource
     otherwise: Callable[[Authority, Identity, Metadata], bool] | None = None
+    why: str = ""
 
 
 Needs = Callable[[Any, Metadata], Iterable[Need]]
@@ -86,6 +90,8 @@ def judge(authority: Authority, identity: Identity, row: Row, request: Any, stat
             decision = authority.decide(identity, need.permission, need.resource)
             if decision.allowed or (need.otherwise and need.otherwise(authority, identity, state)):
                 continue
+            if need.why:
+                decision = decision._replace(reason=need.why)
             raise refusal(identity, need.permission, need.resource, decision)
 
 
@@ -152,6 +158,25 @@ def _also(permission: str, path: str, of: Callable[[str], Resource] = topic_reso
     def needs(request: Any, state: Metadata) -> Iterator[Need]:
         if name := _text(request, path):
             yield Need(permission, of(name))
+
+    return needs
+
+
+def _own_subscription(topic_path: str) -> Needs:
+    """Where subscriptions are named after their consumers, another's needs the right to manage the topic."""
+
+    def needs(request: Any, state: Metadata) -> Iterator[Need]:
+        topic = topic_resource(_text(request, topic_path))
+        limits = state.quotas.effective(namespace_of(topic))
+        if limits is not None and limits.subscription_auth == "prefix":
+            name = _text(request, "subscription") or _text(request, "args.subscription")
+
+            def own(authority: Authority, identity: Identity, state: Metadata) -> bool:
+                mine = identity.principal.name
+                return name == mine or name.startswith(tuple(f"{mine}{mark}" for mark in "-._"))
+
+            why = "the namespace has subscriptions named after who consumes (subscription_auth: prefix)"
+            yield Need("ManageTopic", topic, own, why)
 
     return needs
 
@@ -343,7 +368,8 @@ ADMIN_ROWS: Final = (
     _row("unblock", DESTROY, "ManageTopic", _PARTITION, "skip the record that blocks a subscription"),
     _row("set_failure_policy", WRITE, "ManageTopic", _PARTITION, "change a subscription's failure policy",
          _also("Produce", f"args.failure.{_LETTERS}")),
-    _row("settle", WRITE, "Consume", _PARTITION, "acks and nacks of whoever holds the record"),
+    _row("settle", WRITE, "Consume", _PARTITION, "acks and nacks of whoever holds the record",
+         _own_subscription("partition")),
     _row("seal", WRITE, "ManageTopic", _PARTITION, "seal what was written so far"),
     _row("accept_loss", DESTROY, "ManageCluster", _AT_CLUSTER, "give up records that no disk has"),
     _row("install_staged", WRITE, "Replicate", _PARTITION, "take objects that a job made",
@@ -406,7 +432,7 @@ NATIVE_ROWS: Final = (
     _row("CLOSE_PRODUCER", WRITE, "Produce", _HANDLE, "close it"),
     _row("PUBLISH", WRITE, "Produce", _HANDLE, "send a batch"),
     _row("SUBSCRIBE", WRITE, "Consume", _PARTITION, "open a consumer, and make its subscription",
-         _also("Produce", f"failure.{_LETTERS}")),
+         _own_subscription("partition"), _also("Produce", f"failure.{_LETTERS}")),
     _row("CLOSE_CONSUMER", WRITE, "Consume", _HANDLE, "close it"),
     _row("CREDIT", WRITE, "Consume", _HANDLE, "let more records come"),
     _row("ACK", WRITE, "Consume", _HANDLE, "acknowledge records"),
@@ -421,7 +447,8 @@ GRPC_ROWS: Final = (
     _row("/danube.ProducerService/CreateProducer", WRITE, "Produce", _topic("topic_name"),
          "open a producer, and make its topic", _read_named_subject("schema_ref.subject")),
     _row("/danube.ProducerService/SendMessage", WRITE, "Produce", _ID, "send a record"),
-    _row("/danube.ConsumerService/Subscribe", WRITE, "Consume", _topic("topic_name"), "open a consumer"),
+    _row("/danube.ConsumerService/Subscribe", WRITE, "Consume", _topic("topic_name"), "open a consumer",
+         _own_subscription("topic_name")),
     _row("/danube.ConsumerService/ReceiveMessages", READ, "Consume", _ID, "receive records"),
     _row("/danube.ConsumerService/Ack", WRITE, "Consume", _ID, "acknowledge a record"),
     _row("/danube.ConsumerService/Nack", WRITE, "Consume", _ID, "give a record back"),

@@ -55,6 +55,11 @@ class Identity(NamedTuple):
     token_id: str = ""  # a token's jti
     issued_us: int = 0  # 0: the credential does not say; then it counts as older than any other
 
+    @property
+    def author(self) -> str:
+        """How the principal is written into what it sets; "" for who is not known."""
+        return "" if self.principal.kind == "anonymous" else str(self.principal)
+
 
 ANONYMOUS: Final = Identity(Principal("anonymous", ""), "none")
 INTERNAL: Final = Identity(Principal("broker_internal", ""), "internal")

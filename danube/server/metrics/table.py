@@ -41,6 +41,10 @@ _COUNTED: Final[tuple[tuple[Counter, str, Kind, str], ...]] = (
     (Counter.REDELIVERIES, "redeliveries_total", "counter", "Records that were delivered again."),
     (Counter.DEAD_LETTERS, "dead_letters_total", "counter", "Records that became dead letters."),
     (
+        Counter.DEAD_LETTERS_REFUSED, "dead_letters_refused_total", "counter",
+        "Attempts to copy a record to a dead-letter topic that was not allowed.",
+    ),
+    (
         Counter.DROPPED_RECORDS, "dropped_records_total", "counter",
         "Records of non-reliable topics that slow consumers lost.",
     ),

@@ -265,7 +265,8 @@ class TopicAdmin:
         check_label(request.subscription, "subscription")
         check_topic_name(request.topic)
         policy = read_failure_policy(required_message(request, "failure_policy"))
-        return await self._set(request, failure=msgspec.structs.asdict(policy))
+        signed = msgspec.structs.replace(policy, set_by=call.identity.author)
+        return await self._set(request, failure=msgspec.structs.asdict(signed))
 
     async def get_subscription_failure_policy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, call: Call

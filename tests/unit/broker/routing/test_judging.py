@@ -6,8 +6,9 @@ import pytest
 
 from danube.broker.operations.arguments import listed
 from danube.broker.routing.judging import JUDGED_AT_ONCE, UNUSED_GRANTS_MAX, Judging, Recall, asking
-from danube.core.metadata.commands import Binding, DeleteBinding, PutBinding
+from danube.core.metadata.commands import Binding, DeleteBinding, PutBinding, SetNamespacePolicy
 from danube.core.metadata.machine import Metadata
+from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe
 from danube.core.security.authority import Authority
@@ -83,6 +84,30 @@ def test_a_dead_letter_topic_is_one_more_topic_to_produce_to(court: Court) -> No
     court.judging.subscribe(court.session, 1, Subscribe(TOPIC, "s", "c"))
     with pytest.raises(NotAllowed, match="/other/planted"):
         court.judging.subscribe(court.session, 2, Subscribe(TOPIC, "s", "c", failure=letters))
+
+
+def test_subscriptions_are_named_after_who_consumes_where_the_namespace_says_so(court: Court) -> None:
+    court.bind("consumer")
+    court.judging.subscribe(court.session, 1, Subscribe(TOPIC, "anything", "c"))
+    policy = NamespacePolicy(subscription_auth="prefix")
+    court._apply(SetNamespacePolicy(namespace="default", policy=policy))
+    for handle, name in enumerate(("ada", "ada-orders", "ada.orders", "ada_orders"), 2):
+        court.judging.subscribe(court.session, handle, Subscribe(TOPIC, name, "c"))
+    for name in ("bob", "adam", "anything", ""):
+        with pytest.raises(NotAllowed, match="subscription_auth"):
+            court.judging.subscribe(court.session, 9, Subscribe(TOPIC, name, "c"))
+        with pytest.raises(NotAllowed, match="subscription_auth"):
+            court.judging.admin(court.session, Admin("settle", TOPIC, {"subscription": name}))
+    court.bind("namespace-admin")
+    court.judging.subscribe(court.session, 9, Subscribe(TOPIC, "bob", "c"))
+
+
+def test_a_letter_is_judged_by_who_set_the_policy(court: Court) -> None:
+    court.judging.letter("", "/other/letters")  # the operator's own
+    with pytest.raises(NotAllowed, match="service_account:ada has no permission Produce"):
+        court.judging.letter("service_account:ada", TOPIC)
+    court.bind("producer")
+    court.judging.letter("service_account:ada", TOPIC)
 
 
 def test_the_broker_itself_needs_no_role_and_keeps_no_grant(court: Court) -> None:

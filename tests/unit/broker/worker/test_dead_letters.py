@@ -11,14 +11,25 @@ import msgspec
 import pytest
 
 from danube.broker.partition.hosted import HostedPartition
+from danube.broker.routing.judging import Judging
 from danube.broker.worker.dead_letters import DeadLetters
 from danube.broker.worker.worker import Worker
 from danube.client.machine.publishing import Outgoing
 from danube.core.batch.columns import BatchView
+from danube.core.metadata.commands import (
+    Binding,
+    CreateNamespace,
+    DeleteBinding,
+    PutBinding,
+    SetNamespacePolicy,
+    UpdatePolicy,
+)
 from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from danube.core.security.authority import Authority
+from danube.core.security.principals import INTERNAL
 from danube.errors import Conflict, DanubeError, Overloaded, StorageFailed, TopicNotFound
 from danube.host import clock
 from danube.limits import ATTRIBUTE_BYTES_MAX
@@ -126,6 +137,66 @@ def test_the_topic_is_made_opened_and_the_original_acked_after_the_copy(bench: L
     assert attributes["colour"] == "red"
     assert attributes["x-original-topic"] == ORDERS and attributes["x-original-subscription"] == "s"
     assert attributes["x-failure-reason"] == "bad" and attributes["x-original-topic-offset"] == "0"
+
+
+def guard(bench: LetterBench) -> None:
+    """Have rights judged from now on; the policy is ada's."""
+    authority = Authority(lambda: bench.proposals.state.access)
+    bench.router.judging = Judging(authority, lambda: bench.proposals.state, bench.router.route)
+    record = bench.proposals.state.topic(ORDERS)
+    failure = msgspec.structs.replace(FAILURE, set_by="user:ada")
+    policy = msgspec.structs.replace(record.policy, failure=failure)
+    bench.proposals.apply(UpdatePolicy(topic=ORDERS, policy=policy))
+    bench.session.identity = INTERNAL
+
+
+def bind_ada(bench: LetterBench) -> None:
+    bench.proposals.apply(PutBinding(binding=Binding("b", "user", "ada", ("producer",), "topic", LETTERS)))
+
+
+def test_a_copy_needs_the_right_of_who_asked_for_it(bench: LetterBench) -> None:
+    guard(bench)
+    bench.poison(b"bad")
+    assert bench.floor == 0 and bench.proposals.waiting == [], "the topic is not even made"
+    told = bench.hosted.subscription("s").statistics(0)["dead_letter_error"]
+    assert "user:ada has no permission Produce on topic /default/letters" in told
+    assert bench.counters["dead_letters_refused"] == 1 and bench.counters["dead_letters"] == 0
+    bind_ada(bench)
+    pass_time(bench)
+    bench.proposals.step()
+    bench.turn()
+    assert bench.floor == 1 and len(bench.letters_stored()) == 1
+    assert bench.hosted.subscription("s").statistics(0)["dead_letter_error"] == ""
+
+
+def test_a_right_that_was_taken_away_stops_the_next_copy(bench: LetterBench) -> None:
+    guard(bench)
+    bind_ada(bench)
+    open_topic(bench)
+    bench.poison(b"one")
+    bench.turn()
+    assert bench.floor == 1
+    bench.proposals.apply(DeleteBinding(id="b", scope="topic", resource_name=LETTERS))
+    bench.publish(bench.session, batch(b"two"))
+    bench.turn()
+    bench.nack(bench.session, 1, 2)
+    pass_time(bench)
+    assert bench.floor == 1 and bench.counters["dead_letters_refused"] >= 1
+    assert len(bench.letters_stored()) == 1
+
+
+def test_letters_stay_within_what_the_namespace_says(bench: LetterBench) -> None:
+    """The policy was set before: it is kept, and no copy is made."""
+    bench.proposals.apply(CreateNamespace(namespace="other"))
+    record = bench.proposals.state.topic(ORDERS)
+    failure = msgspec.structs.replace(FAILURE, dead_letter_topic="/other/letters")
+    policy = msgspec.structs.replace(record.policy, failure=failure)
+    bench.proposals.apply(UpdatePolicy(topic=ORDERS, policy=policy))
+    within = NamespacePolicy(dead_letter_within="namespace")
+    bench.proposals.apply(SetNamespacePolicy(namespace="default", policy=within))
+    bench.poison(b"bad")
+    assert bench.floor == 0 and bench.proposals.waiting == []
+    assert "dead_letter_within" in bench.hosted.subscription("s").statistics(0)["dead_letter_error"]
 
 
 def test_many_letters_wait_for_one_opening(bench: LetterBench) -> None:

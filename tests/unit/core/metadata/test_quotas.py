@@ -26,6 +26,8 @@ from danube.core.metadata.commands import (
     QuotasChanged,
     RegisterSchema,
     SetNamespacePolicy,
+    SetSubscriptionSettings,
+    SubscriptionSettings,
     TopicSchema,
     UpdatePolicy,
     decode_commands,
@@ -45,7 +47,7 @@ from danube.core.metadata.policies import (
     strictest,
 )
 from danube.core.metadata.quotas import namespace_of
-from danube.core.partition.policy import TopicPolicy
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.errors import (
     CallerError,
     Conflict,
@@ -292,6 +294,46 @@ def test_what_was_agreed_stays_applicable_when_limits_get_smaller() -> None:
     assert machine.topics_in("default") == 2
 
 
+def test_dead_letters_stay_where_the_namespace_or_its_tenant_says() -> None:
+    machine = Metadata()
+    for namespace in ("one", "two", "far"):
+        machine.apply(machine.version + 1, CreateNamespace(namespace=namespace))
+    machine.apply(machine.version + 1, PutTenant(tenant=Tenant("acme", ("one", "two"))))
+
+    def allowed(letters: str) -> bool:
+        failure = FailurePolicy(poison="dead_letter", dead_letter_topic=letters)
+        policy = TopicPolicy(failure=failure)
+        try:
+            return machine.check(CreateTopic(topic="/one/orders", policy=policy, created_us=1))
+        except PolicyMismatch:
+            return False
+
+    places = ("/one/letters", "/two/letters", "/far/letters")
+    for within, expected in (("", 3), ("tenant", 2), ("namespace", 1)):
+        policy = NamespacePolicy(dead_letter_within=within)
+        machine.apply(machine.version + 1, SetNamespacePolicy(namespace="one", policy=policy))
+        assert [allowed(place) for place in places] == [True] * expected + [False] * (3 - expected)
+    machine.apply(machine.version + 1, CreateTopic(topic="/one/t", policy=TopicPolicy(), created_us=1))
+    settings = SubscriptionSettings(
+        failure=FailurePolicy(poison="dead_letter", dead_letter_topic="/far/letters")
+    )
+    with pytest.raises(PolicyMismatch, match="dead_letter_within"):
+        machine.check(SetSubscriptionSettings(topic="/one/t", subscription="s", settings=settings))
+    with pytest.raises(PolicyMismatch, match="dead_letter_within"):
+        machine.check(UpdatePolicy(topic="/one/t", policy=TopicPolicy(failure=settings.failure)))
+
+
+def test_demands_that_are_words_know_their_words_and_the_strictest_holds() -> None:
+    for name in ("subscription_auth", "dead_letter_within"):
+        with pytest.raises(InvalidArgument, match=name):
+            NamespacePolicy(**{name: "else"}).check()
+    both = strictest(
+        NamespacePolicy(dead_letter_within="tenant", subscription_auth="prefix"),
+        NamespacePolicy(dead_letter_within="namespace"),
+    )
+    assert (both.dead_letter_within, both.subscription_auth) == ("namespace", "prefix")
+
+
 LIMIT = st.integers(0, 3)
 POLICY = st.builds(
     NamespacePolicy,
@@ -300,6 +342,7 @@ POLICY = st.builds(
     durability_min=st.sampled_from(["", "written", "fsync"]),
     auto_create=st.booleans(),
     schema_required=st.booleans(),
+    dead_letter_within=st.sampled_from(["", "tenant", "namespace"]),
 )
 NAMESPACE = st.sampled_from(["default", "system", "one"])
 TENANT = st.builds(
@@ -422,7 +465,7 @@ def test_fields_that_came_later_are_stored_where_they_say_something() -> None:
     setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_storage_bytes=7))
     [stored] = msgspec.msgpack.decode(join_commands([encode_command(setting)]))
     assert set(NamespacePolicy.__struct_fields__) - set(stored["policy"]) == {
-        "max_publish_rate", "max_publish_bytes",
+        "max_publish_rate", "max_publish_bytes", "subscription_auth", "dead_letter_within",
     }  # fmt: skip
     propose(machine, setting)
     again = Metadata.restore(machine.snapshot())

@@ -25,7 +25,7 @@ from danube.core.metadata.quotas import namespace_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Frame, Kind, OpenProducer
 from danube.core.security.authority import EVERYBODY, Authority, topic_resource
-from danube.core.security.principals import Identity, Principal
+from danube.core.security.principals import Identity
 from danube.errors import (
     CallerError,
     DanubeError,
@@ -62,7 +62,7 @@ GROUP_RECORDS_MAX = TURN_MESSAGES_MAX
 GROUP_BYTES_MAX = 4 * 1024 * 1024
 ATTEMPTS_MAX = 3
 TARGETS_MAX = 50_000
-ALLOWED_MAX = 1_000  # principals that a target remembers
+ALLOWED_MAX = 1_000  # credentials that a target remembers
 _REQUEST_ID: Callable[[Message], int] = itemgetter(2)
 
 
@@ -125,7 +125,7 @@ class Target:
         self.in_flight: dict[int, _Group] = {}
         self.waiters: list[asyncio.Future[None]] = []
         self.users: set[Any] = set()  # connections that created this producer
-        self.allowed: dict[Principal, int] = {}  # who may publish, by what version of the rights
+        self.allowed: dict[bytes, int] = {}  # token_key of who may publish, by what version of the rights
 
     @property
     def idle(self) -> bool:
@@ -386,14 +386,14 @@ class Publishing:
         authority = self._authority
         if authority is None:
             return
-        version = authority.version
-        if target is not None and target.allowed.get(caller.principal) == version:
+        version, key = authority.version, caller.token_key  # another one of its principal may be revoked
+        if target is not None and target.allowed.get(key) == version:
             return
         authority.demand(caller, "Produce", topic_resource(partition))
-        if target is not None:
+        if target is not None and key:
             if len(target.allowed) >= ALLOWED_MAX:
                 target.allowed.clear()
-            target.allowed[caller.principal] = version
+            target.allowed[key] = version
 
     def _find(self, message: StreamMessage) -> Target:
         """The target of a message that names none of the open ones, or another id than it has."""

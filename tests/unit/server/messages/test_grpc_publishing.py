@@ -12,15 +12,20 @@ import pytest
 
 from danube.broker.routing.remote import RemoteSessions
 from danube.core.batch.columns import check_columns
-from danube.core.metadata.commands import DeleteTopic
+from danube.core.metadata.commands import DeleteTopic, Revocation, Revoke
 from danube.core.metadata.known_consumers import producer_identity
+from danube.core.metadata.machine import Metadata
+from danube.core.metadata.roles import Access
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from danube.core.security.authority import Authority
+from danube.core.security.principals import ANONYMOUS, INTERNAL, Identity, Principal
 from danube.errors import (
     DanubeError,
     Draining,
     InvalidArgument,
     InvalidName,
+    NotAuthenticated,
     Overloaded,
     OwnerMoved,
     ProducerBusy,
@@ -30,7 +35,7 @@ from danube.errors import (
 from danube.server.messages import publishing
 from danube.server.messages import session as broker_session
 from danube.server.messages.answers import response
-from danube.server.messages.publishing import Publishing
+from danube.server.messages.publishing import Publishing, Target
 from danube.server.messages.sent_messages import FEW, Message, parsed
 from danube.server.messages.session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import MessageResponse, MsgID, StreamMessage
@@ -516,3 +521,28 @@ def test_the_echoed_request_id(number: int) -> None:
     framed = response(number)
     assert framed[0] == 0 and int.from_bytes(framed[1:5], "big") == len(framed) - 5
     assert MessageResponse.FromString(framed[5:]).request_id == number
+
+
+def test_what_one_credential_may_another_one_of_its_principal_may_not_once_it_is_revoked(door: Door) -> None:
+    ann = Principal("user", "ann")
+    one, other = (Identity(ann, "token", 0, "", key, issued_us=1) for key in (b"1" * 16, b"2" * 16))
+    machine = Metadata()
+    door.publishing._authority = Authority(lambda: machine.access, frozenset({ann}))
+    target = Target(door.publishing, TOPIC, "p")
+    for caller in (one, other, one, other):
+        door.publishing._demand(caller, target, TOPIC)
+    revocation = Revocation(kind="credential", value=other.token_key.hex(), end_us=1 << 60)
+    machine.apply(1, Revoke(revocation=revocation, now_us=2))
+    door.publishing._demand(one, target, TOPIC)  # judged anew, and remembered
+    with pytest.raises(NotAuthenticated):
+        door.publishing._demand(other, target, TOPIC)
+    door.publishing._demand(one, target, TOPIC)
+
+
+def test_who_shows_no_credential_is_judged_each_time(door: Door) -> None:
+    door.publishing._authority = Authority(Access, frozenset())
+    target = Target(door.publishing, TOPIC, "p")
+    door.publishing._demand(INTERNAL, target, TOPIC)
+    assert target.allowed == {}
+    with pytest.raises(NotAuthenticated):
+        door.publishing._demand(ANONYMOUS, target, TOPIC)

@@ -1,0 +1,39 @@
+"""What a broker makes is its user's alone, whatever the umask of the shell that starts it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from danube import sync
+from tests.broker_process import BrokerProcess
+
+NO_MASK = ("/bin/sh", "-c", 'umask 0; exec "$@"', "sh")
+GROUP_AND_OTHERS = 0o077
+
+
+def test_nothing_of_a_data_directory_is_open_to_others_under_umask_0(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    broker = BrokerProcess(data, workers=2, prefix=NO_MASK, environment={"DANUBE_AUDIT__MODE": "on"})
+    with broker, sync.connect(broker.address) as client:
+        client.admin.create_topic("/default/a", partitions=4)
+        with (
+            client.producer("/default/a") as producer,
+            client.consumer("/default/a", subscription="s") as consumer,
+        ):
+            producer.send_many([b"x" * 100] * 100)
+            consumer.receive(60).ack()
+        mask = Path(f"/proc/{broker.worker_pids[0]}/status").read_text().partition("Umask:\t")[2].split()[0]
+        assert mask == "0000", "else this shows nothing"
+        while_it_runs = open_to_others(data)
+    assert while_it_runs == [] and open_to_others(data) == []
+    assert len(list(data.rglob("*"))) > 10
+
+
+def open_to_others(directory: Path) -> list[str]:
+    found = []
+    for path in [directory, *directory.rglob("*")]:
+        mode = path.lstat().st_mode
+        if mode & GROUP_AND_OTHERS and not stat.S_ISLNK(mode):
+            found.append(f"{oct(mode)} {path}")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from perf.turns import GIB, Bench, Plan, per_second
 from tests.broker_process import BrokerProcess
+from tests.e2e.authority_site import ENVIRONMENT, root
 
 PUBLISH_MIN = {("written", 100): 4_000_000, ("fsync", 100): 2_000_000}
 PUBLISH_RATIO_MIN = 0.5
@@ -203,6 +205,32 @@ def remote(bench: Bench) -> Plan:
     return Plan(
         floor=lambda: rate("publish"), danube=lambda: rate("publish_remote"), ratio_min=0.7,
         target="ratio >= 0.7 of local",
+    )  # fmt: skip
+
+
+def _forget_token() -> None:
+    os.environ.pop("DANUBE_TOKEN", None)
+
+
+def auth(bench: Bench) -> Plan:
+    """send_many to a broker that asks for a token, against one that asks nobody and has the same load."""
+    sent = bench.settings.sent(bench.settings.batches(GIB // 2))
+    place = bench.settings.directory / "asks"
+    asks = bench.closing(
+        BrokerProcess(place, workers=bench.settings.workers, environment=ENVIRONMENT)
+    ).start()
+    os.environ["DANUBE_TOKEN"] = root()  # of all loads; who asks nobody does not look at it
+    bench.on_close(_forget_token)
+
+    def asked() -> float:
+        options = bench.options(keep=True, url=asks.address, **sent)
+        found = per_second(bench.run("publish", options))
+        bench.ask("delete_topics", {"url": asks.address, "topics": [options["topic"]]})
+        return found
+
+    return Plan(
+        floor=lambda: per_second(bench.run("publish", bench.options(**sent))), danube=asked,
+        ratio_min=0.97, target="ratio >= 0.97 of `none`",
     )  # fmt: skip
 
 

@@ -57,6 +57,8 @@ ROWS: tuple[Row, ...] = (
     Row("latency", NATIVE, "perf.native:latency", "publish to consumer at 1,000/s", each()),
     Row("remote", NATIVE, "perf.native:remote", "a partition of another worker (floor: of this one)",
         each(workers=(2,))),
+    Row("auth", NATIVE, "perf.native:auth", "publish with `auth.mode: token` (floor: `none`)",
+        each({"size": 1_024, "rounds": NEAR})),
     Row("topics", NATIVE, "perf.native:topics", "batches of 10 to many topics (floor: to one)",
         varied=("topics", "topics")),
     Row("consumers", NATIVE, "perf.native:consumers", "one by one to many shared consumers (floor: to one)",

@@ -15,7 +15,7 @@ from danube.wal.verify.objects import Entry
 Flaw = tuple[FindingKind, str]
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int, bytes, bytes, bytes]
 _Offer = tuple[int, int, int, int, list[_Row]]
-_NODE: Final = re.compile(r"[1-9]\d{0,18}\n(cluster \S+ (forming|member)\n)?(left \S+\n)*\Z")
+_NODE: Final = re.compile(r"[1-9]\d{0,18}\n(cluster \S+ (forming|member|etcd)\n)?(left \S+\n)*\Z")
 _PLACE: Final = re.compile(r"\d+ \d+\n\Z")
 
 

@@ -19,11 +19,17 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import to_arrow_schema
 
 import danube.sync
+from danube.cluster.log import log_file
+from danube.core.metadata.commands import CreateTopic
+from danube.core.partition.policy import TopicPolicy
 from danube.spark.history.decode import COLUMNS
+from danube.spark.jobs.export import export
 from danube.spark.source.schema import COLUMNS as SPARK_COLUMNS
+from danube.wal.segments.segment import LogIdentity
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.spark.drivers import kill_tree, start_driver, wait_for_driver
 from tests.spark.history import PARTED, TOPIC, Journal, digest_of_frame, publish
+from tests.spark.stored_history import metadata_of, write_history
 from tests.spark.stream_reader import started
 
 pytestmark = pytest.mark.e2e
@@ -212,6 +218,30 @@ def test_a_stream_reads_in_steps_and_goes_on_where_it_was(
     from tests.spark.history import digest
 
     assert digest([*rows, *rest]) == journal.digest()
+
+
+def test_partitions_without_a_segment_are_empty_for_reads_streams_and_exports(
+    spark: Any, tmp_path: Path, checkpoint: str
+) -> None:
+    """As after `topics create -p 4` and a few sends: of two partitions not even a directory is there."""
+    data, topic = tmp_path / "data", "/default/sparse"
+    created = CreateTopic(topic=topic, partitions=4, policy=TopicPolicy(), created_us=1)
+    (data / "metadata").mkdir(parents=True)
+    snapshot = metadata_of(created).snapshot()
+    (data / "metadata" / "metadata.log").write_bytes(log_file.new_file(1, snapshot))
+    count = write_history(data, LogIdentity(1, 1), segments=1)
+    (data / "partitions" / LogIdentity(1, 2).directory_name).mkdir()
+    where = [(1, offset) for offset in range(count)]
+    read = reading(spark, str(data), topic).load().select("partition", "offset").collect()
+    assert sorted((row.partition, row.offset) for row in read) == where
+    rows, _ = streamed(spark, str(data), checkpoint, "sparse", topic)
+    assert sorted((row.partition, row.offset) for row in rows) == where
+    for name, session in (("here", None), ("there", spark)):
+        given = {"storage": str(data), "topic": topic, "target": str(tmp_path / name), "processes": "1"}
+        report = export.run(given, session)
+        assert report.counts["records"] == count
+        table = spark.read.parquet(str(tmp_path / name / "default.sparse"))
+        assert sorted((row.partition, row.offset) for row in table.collect()) == where
 
 
 def test_a_topic_made_again_is_not_taken_for_the_old_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from danube.core.partition.policy import TopicPolicy
 from danube.host.clock import wall_us
 from danube.spark.history.options import Bound, read_options
 from danube.spark.history.selecting import Catalogue
+from danube.spark.jobs.replay import replay
 from danube.wal.segments.segment import LogIdentity
 from danube.wal.stores.directory import LocalStore
 from tests.broker_process import BrokerProcess, wait_until
@@ -39,10 +41,12 @@ def resolved(time_us: int, **given: str) -> tuple[int, int]:
         catalogue.close()
 
 
-@pytest.mark.e2e
-def test_records_that_only_the_broker_has_are_bounded_as_all_others(
-    broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+Parted = tuple[BrokerProcess, str, list[int]]
+
+
+@pytest.fixture
+def parted(broker: Callable[..., BrokerProcess], tmp_path: Path) -> Parted:
+    """Three parts of 50 records, the first in a store, the others with the broker alone; when each began."""
     store = tmp_path / "store"
     store.mkdir()
     process = broker(arguments=["--storage", f"file://{store}"])
@@ -56,7 +60,6 @@ def test_records_that_only_the_broker_has_are_bounded_as_all_others(
             before_us = wall_us()
             while wall_us() < before_us + 2_000:  # the broker's clock is this one
                 time.sleep(0.001)
-    first, second, third = moments
     url = f"file://{store}"
 
     def uploaded() -> bool:
@@ -66,10 +69,35 @@ def test_records_that_only_the_broker_has_are_bounded_as_all_others(
         return [part.stored_end for part in catalogue.partitions(unsynced=True)] == [50]
 
     wait_until(uploaded, 60, "the first part is uploaded")
+    return process, url, moments
+
+
+@pytest.mark.e2e
+def test_records_that_only_the_broker_has_are_bounded_as_all_others(parted: Parted) -> None:
+    process, url, (first, second, third) = parted
     for given in ({"broker": process.address}, {"broker": process.address, "storage": url}):
         for time_us, offset in ((0, 0), (-5, 0), (first, 0), (second, 50), (third, 100), (FUTURE_US, 150)):
             assert resolved(time_us, **given) == (offset, offset), (given, time_us)
     assert resolved(FUTURE_US, storage=url) == (50, 50)
+
+
+@pytest.mark.e2e
+def test_a_replay_ends_at_its_time_among_records_that_only_the_broker_has(
+    parted: Parted, tmp_path: Path
+) -> None:
+    process, url, (_, _, third) = parted
+    for number, (end_us, count, more) in enumerate(
+        ((third, 100, {"storage": url}), (FUTURE_US, 150, {"storage": url}), (third, 100, {}))
+    ):
+        target = f"{TOPIC}-{number}"
+        given = {"topic": TOPIC, "broker": process.address, "to": process.address, "toTopic": target, **more}
+        moment = datetime.fromtimestamp(end_us / 1e6, UTC).isoformat()
+        state = str(tmp_path / f"{number}.json")
+        report = replay.run({**given, "endingTimestamp": moment, "state": state, "processes": "1"})
+        assert report.counts["records"] == count, given
+        with danube.sync.connect(process.address) as client:
+            (part,) = client.admin.describe_topic(target).partitions
+            assert part["log_end"] == count
 
 
 def test_a_place_that_begins_later_does_not_hide_what_another_has(tmp_path: Path) -> None:

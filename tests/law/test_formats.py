@@ -47,7 +47,7 @@ FILE_CALLS = {
     "replace_durably", "replace_or_overwrite", "overwrite", "open_new", "write_bytes", "write_text",
 }  # fmt: skip
 WRITERS = {
-    "danube/broker/audit/writer.py": (2, "read by `danube audit verify`"),
+    "danube/broker/audit/writer.py": (3, "read by `danube audit verify`"),
     "danube/broker/mover/copies.py": (1, "deletions"),
     "danube/broker/processes/copied.py": (2, "place, metadata/metadata.log"),
     "danube/broker/processes/data_dir.py": (3, "format, incarnation; of a running broker: pid, state"),

@@ -6,11 +6,13 @@ Credentials of that address are checked all the same: others may live behind it.
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.config.auth import credentials_of
+from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.security.api_keys import identity_of_key, looks_like_api_key
 from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
 from danube.core.security.principals import ANONYMOUS, Identity
@@ -27,6 +29,7 @@ MINUTE_NS: Final = 60_000_000_000
 SOURCES_MAX: Final = 10_000
 REFUSAL_S: Final = 0.2  # before a refusal is told
 GUESSING_S: Final = 1.0
+EXCHANGED_TTL_S: Final = 3_600  # of a token for an API key: clients exchange theirs each hour
 
 NO_CREDENTIAL: Final = "this broker wants to know who asks"
 
@@ -69,6 +72,22 @@ class Admission:
             self._failed(source, NotAuthenticated.code, why, identity)
             raise refused(why)
         return identity
+
+    def exchange(self, text: str, source: str) -> str:
+        """Return a token of an hour for an API key; raises NotAuthenticated or TokenExpired, as `admit` does.
+
+        A token is not exchanged: it would be made to live longer.
+        """
+        if not looks_like_api_key(text):
+            self._failed(source, NotAuthenticated.code, "it is no API key")
+            raise refused("it is no API key")
+        identity = self.admit(text, source)
+        now_us, ttl_s = self.now_us(), EXCHANGED_TTL_S
+        if identity.expires_us:
+            ttl_s = max(1, min(ttl_s, (identity.expires_us - now_us) // 1_000_000))
+        token_id = exchanged_token_id(identity.key_id, secrets.token_hex(16))
+        descent = descent_from(identity)
+        return self.credentials.sign(identity.principal, ttl_s, now_us, descent=descent, jti=token_id)
 
     def _proven(self, token: str, certificate: bytes) -> Identity:
         """The identity of either; with both they must name the same principal."""

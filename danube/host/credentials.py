@@ -45,6 +45,8 @@ ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 _EXPIRES_S_MAX: Final = 253_402_300_799  # the end of the year 9999
 _TOKEN_ID_CHARACTERS_MAX: Final = 256
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\Z")
+DESCENT: Final = "danube_descent"  # the claim with the credentials that a token was asked for by
+DESCENT_NAMES_MAX: Final = 48  # some three for each credential: nobody needs tokens of tokens without end
 _TEXTS: Final = ("iss", "sub", "principal_type", "principal_name")
 _CERTIFICATE_KINDS: Final = {f"danube:{kind}:": kind for kind in GIVEN_KINDS}
 
@@ -192,10 +194,12 @@ class Credentials:
         *,
         issuer: str = "",
         key_id: str | None = None,
+        descent: tuple[str, ...] = (),
         **claims: Any,
     ) -> str:
         """Return a token of this principal; raises InvalidArgument if no key signs.
 
+        ``descent``: names of the credentials that asked for it; it does not outlive their revocation.
         ``claims`` are further ones, such as ``jti``.
         """
         now_s = now_us // 1_000_000
@@ -207,6 +211,8 @@ class Credentials:
         if not able:
             raise InvalidArgument("there is no key that signs tokens", hint="set use=sign in auth.jwt.keys")
         key = able[0]
+        if descent:
+            claims[DESCENT] = list(descent)
         content = {
             "iss": issuer or self._issuer or ISSUER,
             "exp": now_s + ttl_s,
@@ -218,7 +224,14 @@ class Credentials:
         }
         headers = {"kid": key.key_id} if key.key_id else None
         with _quiet(key):
-            return jwt.encode(content, key.private, key.algorithm, headers)
+            token = jwt.encode(content, key.private, key.algorithm, headers)
+        if len(descent) > DESCENT_NAMES_MAX or len(token) > TOKEN_BYTES_MAX:
+            raise InvalidArgument(
+                "this token would be too long",
+                why="it names every credential that stands behind it",
+                hint="ask for it with one of the first of them",
+            )
+        return token
 
     def _claims(self, text: str, now_s: int) -> tuple[dict[str, Any], Key]:
         if len(text) > TOKEN_BYTES_MAX or not _TOKEN.match(text):
@@ -273,7 +286,8 @@ def _identity(text: str, claims: dict[str, Any], key: Key) -> Identity:
     principal = Principal(claims["principal_type"], claims["principal_name"])
     expires_us, issued_us = claims["exp"] * 1_000_000, claims.get("iat", 0) * 1_000_000
     token_key, token_id = token_key_of(text), claims.get("jti", "")
-    return Identity(principal, "token", expires_us, key.key_id, token_key, token_id, issued_us)
+    descent = tuple(claims.get(DESCENT, ()))
+    return Identity(principal, "token", expires_us, key.key_id, token_key, token_id, issued_us, descent)
 
 
 def _check_claims(claims: dict[str, Any], now_s: int, leeway_s: int) -> None:
@@ -291,6 +305,9 @@ def _check_claims(claims: dict[str, Any], now_s: int, leeway_s: int) -> None:
     token_id = claims.get("jti", "")
     if not isinstance(token_id, str) or len(token_id) > _TOKEN_ID_CHARACTERS_MAX:
         raise Refused("its claim jti is no short text")
+    descent = claims.get(DESCENT, [])
+    if not isinstance(descent, list) or not all(isinstance(one, str) for one in descent):
+        raise Refused("its claim of descent is no list of texts")
     try:
         check_label(claims["principal_name"], "principal")
     except DanubeError as error:

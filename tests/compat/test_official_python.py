@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,13 @@ class Scenario:
     """One scenario in a process of its own."""
 
     def __init__(
-        self, process: BrokerProcess, script: str, name: str, folder: Path, certificates: Path | None = None
+        self,
+        process: BrokerProcess,
+        script: str,
+        name: str,
+        folder: Path,
+        certificates: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.output_path = folder / "scenario.output"
         scheme = "http" if certificates is None else "https"
@@ -82,7 +89,7 @@ class Scenario:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                environment={**os.environ, **trusted},
+                environment={**os.environ, **trusted, **(environment or {})},
                 interpreter=CLIENT,
             )
 
@@ -115,9 +122,15 @@ class Scenario:
 
 @contextmanager
 def started(
-    process: BrokerProcess, script: str, name: str, folder: Path, certificates: Path | None = None
+    process: BrokerProcess,
+    script: str,
+    name: str,
+    folder: Path,
+    certificates: Path | None = None,
+    **more: str,
 ) -> Iterator[Scenario]:
-    scenario = Scenario(process, script, name, folder, certificates)
+    """``more`` is added to the scenario's environment."""
+    scenario = Scenario(process, script, name, folder, certificates, more)
     try:
         yield scenario
     finally:
@@ -186,15 +199,21 @@ def test_restart(broker: Any, tmp_path: Path, name: str, workers: int) -> None:
     print(*remarks)
 
 
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this host by its address and name, and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    command += ["-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
 @pytest.fixture(scope="module")
 def over_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path]]:
     """A broker whose data port speaks TLS, and its certificate."""
     folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += ["-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
+    certificate, key = self_signed(folder)
     environment = {"DANUBE_GRPC__CERT_FILE": str(certificate), "DANUBE_GRPC__KEY_FILE": str(key)}
     with BrokerProcess(folder / "data", environment=environment) as process:
         yield process, certificate
@@ -209,8 +228,67 @@ def test_over_tls(over_tls: tuple[BrokerProcess, Path], tmp_path: Path, script: 
         scenario.wait()
 
 
+# -- upstream's story: roles, bindings, and three tokens ---------------------------------------------
+
+SECRET = "a secret of thirty-two bytes, or more"
+ADMIN = "import danube.cli.upstream.admin as command; command.main()"
+
+
+def admin_command(*words: str, **environment: str) -> str:
+    """Standard output of ``danube-admin``."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DANUBE_")}
+    kept |= {"PYTHONPATH": str(OFFICIAL.parent), "DANUBE_JWT_SECRET_KEY": SECRET, **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", ADMIN, *words], env=kept, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def token_of(name: str, kind: str = "service_account") -> str:
+    return admin_command("security", "tokens", "create", "--subject", name, "--type", kind, "--ttl", "1h")
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path, dict[str, str]]]:
+    """A broker with TLS that asks for tokens, its certificate, and the environment of its administrator."""
+    folder = tmp_path_factory.mktemp("secured")
+    certificate, key = self_signed(folder)
+    environment = {
+        "DANUBE_TLS__CERT_FILE": str(certificate), "DANUBE_TLS__KEY_FILE": str(key),
+        "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__JWT__SECRET_KEY": SECRET,
+        "DANUBE_AUTH__SUPER_ADMINS": "user:admin",
+    }  # fmt: skip
+    with BrokerProcess(folder / "data", workers=2, environment=environment) as process:
+        admin = {
+            "DANUBE_ADMIN_ENDPOINT": f"https://{process.admin_address}", "DANUBE_ADMIN_TLS": "true",
+            "DANUBE_ADMIN_CA": str(certificate), "DANUBE_ADMIN_TOKEN": token_of("admin", "user"),
+        }  # fmt: skip
+        yield process, certificate, admin
+
+
+@pytest.mark.parametrize("name", scenarios("tokens"))
+def test_roles_bindings_and_three_tokens(
+    secured: tuple[BrokerProcess, Path, dict[str, str]], tmp_path: Path, name: str
+) -> None:
+    process, certificate, admin = secured
+    topic = f"/default/tokens-{name}".replace("_", "-")
+    admin_command("topics", "create", topic, "--dispatch-strategy", "reliable", **admin)
+    for role, permissions in (("story-writes", "Lookup,Produce"), ("story-reads", "Lookup,Consume")):
+        admin_command("security", "roles", "create", role, "--permissions", permissions, **admin)
+        place = ("--scope", "topic", "--resource", topic, "--roles", role)
+        who = ("--principal-type", "service_account", "--principal-name", role)
+        admin_command("security", "bindings", "create", f"{role}-{name}", *who, *place, **admin)
+    tokens = {
+        "SCENARIO_PRODUCER": token_of("story-writes"),
+        "SCENARIO_CONSUMER": token_of("story-reads"),
+    }
+    with started(process, "tokens", name, tmp_path, certificate, **tokens) as scenario:
+        scenario.wait()
+
+
 def test_every_script_has_scenarios() -> None:
     assert len(QUIET) > 15
-    assert {script for script, _ in QUIET} | {"restarts", "official"} == {
+    assert {script for script, _ in QUIET} | {"restarts", "official", "tokens"} == {
         path.stem for path in SCRIPTS.glob("*.py")
     }

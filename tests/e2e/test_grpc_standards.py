@@ -16,7 +16,8 @@ from tests.grpc_client import GrpcClient, GrpcError
 
 HEALTH = "/grpc.health.v1.Health/"
 DATA = {"danube.ProducerService", "danube.ConsumerService", "danube.Discovery", "danube.HealthCheck",
-        "danube.StorageService", "danube_schema.SchemaRegistry", "grpc.health.v1.Health"}  # fmt: skip
+        "danube.StorageService", "danube.AuthService", "danube_schema.SchemaRegistry",
+        "grpc.health.v1.Health"}  # fmt: skip
 ADMIN = {"danube_admin.BrokerAdmin", "danube_admin.ClusterAdmin", "danube_admin.NamespaceAdmin",
          "danube_admin.SecurityAdmin", "danube_admin.TopicAdmin", "danube_schema.SchemaRegistry",
          "grpc.health.v1.Health"}  # fmt: skip

@@ -58,7 +58,8 @@ def test_each_row_says_what_it_needs(row: Row) -> None:
 def test_only_reading_is_open_to_everybody() -> None:
     assert {row.effect for row in ROWS if row.permission in (OPEN, SIGNED_IN)} == {Effect.READ}
     assert {row.name for row in ROWS if row.permission == OPEN} == {
-        "HELLO", "PING", *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")),
+        "HELLO", "PING", "/danube.AuthService/Authenticate",
+        *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")),
     }  # fmt: skip
 
 

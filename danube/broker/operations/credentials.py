@@ -16,7 +16,7 @@ from danube.core.metadata.commands import (
     Revocation,
     Revoke,
 )
-from danube.core.metadata.credentials import exchanged_token_id
+from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.metadata.roles import PERMISSIONS, resource_in
 from danube.core.security.api_keys import RANDOM_BYTES, api_key_text, hash_of_key
 from danube.core.security.authority import Decision, Resource, topic_resource
@@ -110,7 +110,7 @@ def _issue_token(operations: Operations, args: Args, answer: Answer) -> None:
         ttl_s = min(ttl_s, (own.expires_us - now_us) // _US)  # nobody lives on by tokens for himself
     if principal == own.principal and own.how == "key":
         token_id = exchanged_token_id(own.key_id, token_id)
-    token = operations.signer.sign(principal, ttl_s, now_us, jti=token_id)
+    token = operations.signer.sign(principal, ttl_s, now_us, descent=descent_from(own), jti=token_id)
     expires_us = (now_us // _US + ttl_s) * _US
     answer({"token": token, "id": token_id, "principal": str(principal), "expires_us": expires_us})
 

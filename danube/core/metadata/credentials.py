@@ -32,6 +32,7 @@ _KEY_ID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 REVOKED_KINDS: Final = ("token", "credential", "principal", "signing_key")
 # A token that was given in exchange for an API key has an id that begins so, and goes with the key.
 EXCHANGED: Final = "api-key:"
+_API_KEY: Final = "api_key"  # in a descent, beside the kinds of revocations
 
 
 class Shown(Protocol):
@@ -49,11 +50,21 @@ class Shown(Protocol):
     def token_id(self) -> str: ...
     @property
     def issued_us(self) -> int: ...
+    @property
+    def descent(self) -> tuple[str, ...]: ...
 
 
 def exchanged_token_id(key_id: str, unique: str) -> str:
     """The id of a token that is given in exchange for an API key."""
     return f"{EXCHANGED}{key_id}:{unique}"
+
+
+def descent_from(shown: Shown) -> tuple[str, ...]:
+    """Return the names by which a credential may be taken back; a token that it asks for carries them."""
+    own = [f"{kind}:{value}" for kind, value in _places_of(shown)]
+    if shown.how == "key":
+        own.append(f"{_API_KEY}:{shown.key_id}")
+    return tuple(dict.fromkeys((*shown.descent, *own)))
 
 
 class KnownCredentials:
@@ -88,17 +99,18 @@ class KnownCredentials:
         token_id = shown.token_id
         if token_id.startswith(EXCHANGED) and token_id.split(":")[1] not in self._keys:
             return "the API key that it was given for was deleted"
+        for name in shown.descent:
+            kind, _, value = name.partition(":")
+            if kind == _API_KEY and value not in self._keys:
+                return "the API key that asked for it was deleted"
+            if (kind, value) in self._revocations:
+                return "the credential that asked for it was revoked"
         if not self._revocations:
             return ""
         found = self._revocations.get(("principal", str(shown.principal)))
         if found is not None and shown.issued_us < found.before_us:
             return _told(found)
-        places = [("credential", shown.token_key.hex())] if shown.token_key else []
-        if token_id:
-            places.append(("token", token_id))
-        if shown.how == "token":
-            places.append(("signing_key", shown.key_id))
-        for place in places:
+        for place in _places_of(shown):
             if (found := self._revocations.get(place)) is not None:
                 return _told(found)
         return ""
@@ -182,6 +194,16 @@ class KnownCredentials:
         """Load the keys and revocations of a snapshot."""
         self._keys = {key.id: key for key in keys}
         self._revocations = {_place(one): one for one in revocations}
+
+
+def _places_of(shown: Shown) -> list[tuple[str, str]]:
+    """Where revocations of this one credential would stand."""
+    places = [("credential", shown.token_key.hex())] if shown.token_key else []
+    if shown.token_id:
+        places.append(("token", shown.token_id))
+    if shown.how == "token":
+        places.append(("signing_key", shown.key_id))
+    return places
 
 
 def _place(revocation: Revocation) -> tuple[str, str]:

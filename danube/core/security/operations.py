@@ -457,6 +457,7 @@ GRPC_ROWS: Final = (
     Row("/danube.HealthCheck/HealthCheck", READ, SIGNED_IN, "", "whether an own producer or consumer lives"),
     _row("/danube.StorageService/ListSegmentDescriptors", READ, "Consume", _topic("topic"),
          "uploaded segments"),
+    Row("/danube.AuthService/Authenticate", READ, OPEN, "", "exchange an API key for a token"),
     _row("/danube_schema.SchemaRegistry/RegisterSchema", WRITE, "ManageSchema", _subject("subject"),
          "add a version"),
     _special("/danube_schema.SchemaRegistry/GetSchema", READ, "Lookup", _READABLE, "a version by id",

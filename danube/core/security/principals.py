@@ -54,6 +54,7 @@ class Identity(NamedTuple):
     token_key: bytes = b""  # BLAKE2b-128 of the credential
     token_id: str = ""  # a token's jti
     issued_us: int = 0  # 0: the credential does not say; then it counts as older than any other
+    descent: tuple[str, ...] = ()  # of a token that the broker signed: by which credentials it was asked for
 
     @property
     def author(self) -> str:

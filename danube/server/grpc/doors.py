@@ -35,7 +35,7 @@ from danube.server.services.naming import find_consumer
 from danube.server.services.producer_service import ProducerService
 from danube.server.services.reflection import ServerReflection
 from danube.server.services.schema_registry import SchemaRegistry
-from danube.server.services.security_admin import SecurityAdmin
+from danube.server.services.security_admin import AuthService, SecurityAdmin
 from danube.server.services.segment_storage import StorageService
 from danube.server.services.topic_admin import TopicAdmin
 
@@ -121,6 +121,7 @@ def _data_methods(broker: BrokerCalls, halves: DataHalves) -> dict[str, Method]:
     methods |= methods_of(services["Discovery"], Discovery(broker))
     methods |= methods_of(services["HealthCheck"], HealthCheck(broker, publishing, consuming))
     methods |= methods_of(services["StorageService"], StorageService(broker))
+    methods |= methods_of(services["AuthService"], AuthService(broker))
     return methods | methods_of(_services(SchemaRegistry_pb2)["SchemaRegistry"], SchemaRegistry(broker))
 
 

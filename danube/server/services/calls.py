@@ -13,7 +13,7 @@ from danube.broker.processes.listeners import address_text
 from danube.broker.routing.judging import Sight
 from danube.cluster.control.door import ControllerClient
 from danube.core.security.principals import ANONYMOUS, Identity
-from danube.errors import DanubeError, OwnerMoved, TopicNotFound
+from danube.errors import DanubeError, NotSupported, OwnerMoved, TopicNotFound
 from danube.host import clock
 from danube.limits import PAGE_ENTRIES_MAX
 from danube.server.messages.session import BrokerSession
@@ -81,6 +81,12 @@ class BrokerCalls:
         """Whether clients are served: in a cluster only while this broker's lease holds."""
         lease = self._worker.context.lease
         return not self.draining and (lease is None or lease.end_ns > clock.elapsed_ns())
+
+    def exchange(self, api_key: str, source: str) -> str:
+        """Return a token for an API key; raises NotSupported where nobody is asked who they are."""
+        if self._worker.admission is None:
+            raise NotSupported("this broker asks nobody for a credential", hint="connect without an API key")
+        return self._worker.admission.exchange(api_key, source)
 
     def sight(self, call: Call) -> Sight:
         """Return the caller's view of lists."""

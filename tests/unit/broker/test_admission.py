@@ -94,3 +94,25 @@ def test_an_api_key_is_taken_like_a_token_until_it_is_deleted(entrance: Entrance
     entrance.machine.apply(2, DeleteApiKey(id="k1"))
     assert entrance.admission.revoked(identity)
     assert entrance.refused(text) == "the credential is not accepted"
+
+
+def test_an_api_key_is_exchanged_for_a_token_that_goes_with_it(entrance: Entrance) -> None:
+    text = api_key_text("k1", bytes(range(32)))
+    key = ApiKey("k1", hash_of_key(text), "service_account:old", NOW_US, NOW_US + 7_200_000_000)
+    entrance.machine.apply(1, PutApiKey(key=key))
+    token = entrance.admission.exchange(text, "a")
+    identity = entrance.admission.admit(token, "a")
+    assert (identity.principal, identity.how) == (Principal("service_account", "old"), "token")
+    assert identity.expires_us == NOW_US + 3_600_000_000
+    entrance.now_us += 7_000_000_000
+    late = entrance.admission.admit(entrance.admission.exchange(text, "a"), "a")
+    assert late.expires_us == key.expires_us, "no token outlives its key"
+    entrance.machine.apply(2, DeleteApiKey(id="k1"))
+    assert entrance.admission.revoked(identity) and entrance.admission.revoked(late)
+
+
+def test_nothing_but_a_good_api_key_is_exchanged(entrance: Entrance) -> None:
+    for text in ("", "x", signed(), api_key_text("k1", bytes(32))):
+        with pytest.raises(NotAuthenticated, match="not accepted"):
+            entrance.admission.exchange(text, "192.0.2.1")
+    assert entrance.admission.pause_s("192.0.2.1") == GUESSING_S, "failures count like others"

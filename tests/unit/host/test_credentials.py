@@ -202,6 +202,9 @@ CLAIMED = {
     "kind with space": hs(claims={**CLAIMS, "principal_type": "user "}),
     "name with a control character": hs(claims={**CLAIMS, "principal_name": "a\nb"}),
     "name too long": hs(claims={**CLAIMS, "principal_name": "x" * 257}),
+    "descent a text": hs(claims={**CLAIMS, "danube_descent": "token:1"}),
+    "descent of numbers": hs(claims={**CLAIMS, "danube_descent": [1]}),
+    "descent null": hs(claims={**CLAIMS, "danube_descent": None}),
     "name empty": hs(claims={**CLAIMS, "principal_name": ""}),
 }
 BAD = {**SHAPES, **FORGED, **CLAIMED}
@@ -276,6 +279,16 @@ def test_the_issuer_is_checked_where_one_is_set() -> None:
     assert checker(issuer="danube-auth").check(GOOD, NOW_US)
     with pytest.raises(NotAuthenticated):
         checker(issuer="another").check(GOOD, NOW_US)
+
+
+def test_a_token_carries_what_stands_behind_it() -> None:
+    known, principal = checker(), Principal("user", "anna")
+    names = ("token:1", "api_key:k")
+    assert known.check(known.sign(principal, 60, NOW_US, descent=names), NOW_US).descent == names
+    for too_long in (tuple(f"token:{one}" for one in range(credentials.DESCENT_NAMES_MAX + 1)),
+                     ("x" * TOKEN_BYTES_MAX,)):  # fmt: skip
+        with pytest.raises(InvalidArgument, match="too long"):
+            known.sign(principal, 60, NOW_US, descent=too_long)
 
 
 def test_an_expired_token_of_a_stranger_is_just_refused() -> None:

@@ -123,7 +123,8 @@ def test_credentials_are_taken_back_and_let_in_again(bench: Bench) -> None:
 def test_tokens_are_signed_for_others_and_for_oneself(bench: Bench) -> None:
     made = bench.ask("issue_token", principal="service_account:app")
     assert (made["token"], made["principal"]) == ("signed", "service_account:app")
-    assert bench.signer.asked.pop() == (Principal("service_account", "app"), 90 * DAY_S, {"jti": made["id"]})
+    claims = {"jti": made["id"], "descent": ()}
+    assert bench.signer.asked.pop() == (Principal("service_account", "app"), 90 * DAY_S, claims)
     bench.ask("issue_token", principal="user:bert", ttl_s=5)
     assert bench.signer.asked.pop()[1] == 5
     own = bench.ask("issue_token", Identity(ANNA, "certificate"))
@@ -133,7 +134,12 @@ def test_tokens_are_signed_for_others_and_for_oneself(bench: Bench) -> None:
     bench.ask("issue_token", Identity(ANNA, "token", expires_us=now_us + 600_000_000), ttl_s=DAY_S)
     assert bench.signer.asked.pop()[1] <= 600, "nobody lives on by tokens for himself"
     bench.ask("issue_token", Identity(ANNA, "key", key_id="k1"))
-    assert bench.signer.asked.pop()[2]["jti"].startswith("api-key:k1:"), "it goes with the key"
+    claims = bench.signer.asked.pop()[2]
+    assert claims["jti"].startswith("api-key:k1:") and claims["descent"] == ("api_key:k1",), "it goes with it"
+    parent = Identity(ANNA, "token", 0, "kid", b"\x01" * 16, "jti-1", 100, ("token:first",))
+    bench.ask("issue_token", parent, principal="user:bert")
+    descent = ("token:first", f"credential:{'01' * 16}", "token:jti-1", "signing_key:kid")
+    assert bench.signer.asked.pop()[2]["descent"] == descent
 
 
 def test_tokens_that_are_not_signed(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from danube.core.metadata.commands import (
     Revoke,
     Role,
 )
-from danube.core.metadata.credentials import exchanged_token_id
+from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.metadata.machine import Metadata
 from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import CallerError, Conflict, InvalidArgument, InvalidName, LimitExceeded, NotFound
@@ -91,6 +91,31 @@ def test_a_credential_is_taken_back(kind: str, value: str, more: dict[str, int])
     assert propose(machine, DeleteRevocation(revoked=kind, value=value)) and why(machine, TOKEN) == ""
     with pytest.raises(NotFound):
         machine.check(DeleteRevocation(revoked=kind, value=value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("token", "jti-1"), ("credential", "01" * 16), ("signing_key", "k1")]
+)
+def test_what_a_credential_asked_for_goes_with_it(kind: str, value: str) -> None:
+    child = Identity(
+        Principal("user", "bert"), "token", 1_000, "k2", b"\x02" * 16, "c", 150, descent_from(TOKEN)
+    )
+    grandchild = child._replace(token_id="g", token_key=b"\x03" * 16, descent=descent_from(child))
+    machine = machine_with(revoke(kind, value))
+    assert why(machine, child) == why(machine, grandchild) == "the credential that asked for it was revoked"
+    propose(machine, DeleteRevocation(revoked=kind, value=value))
+    assert why(machine, child) == why(machine, grandchild) == ""
+    propose(machine, revoke("principal", "user:anna", before_us=1_000))
+    assert why(machine, child) == "", "that takes back what is of this principal"
+
+
+def test_what_an_api_key_asked_for_goes_with_it() -> None:
+    machine = machine_with(put("a"))
+    by_key = Identity(ANNA, "key", key_id="a", token_key=b"x" * 16, issued_us=1)
+    child = Identity(Principal("user", "bert"), "token", descent=descent_from(by_key))
+    assert why(machine, child) == ""
+    propose(machine, DeleteApiKey(id="a"))
+    assert why(machine, child) == "the API key that asked for it was deleted"
 
 
 def test_a_principal_s_later_credentials_are_good() -> None:

@@ -15,7 +15,7 @@ from danube.core.metadata.commands import Command, CreateNamespace, CreateTopic,
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.security.authority import EVERYBODY
-from danube.core.security.principals import ANONYMOUS
+from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import (
     SchemaIncompatible,
     SchemaInvalid,
@@ -32,6 +32,7 @@ class FakeCall:
     authority: str = "127.0.0.1:6650"
     metadata: dict[str, str] = field(default_factory=dict)
     peer: str = "127.0.0.1:50000"
+    identity: Identity = ANONYMOUS
 
 
 def unpaged(args: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, NotAllowed, PolicyMismatch, TopicNotFound
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
 from tests.broker_process import Brokers
-from tests.e2e.authority_site import Site, token
+from tests.e2e.authority_site import Site, root, token
 from tests.e2e.grpc_parts import DENIED, DanubeCalls
 from tests.grpc_client import GrpcError
 
@@ -210,3 +210,27 @@ def test_objects_of_a_job_are_taken_only_from_who_may_replicate(site: Site) -> N
         site.bind("job", "installer", "topic", topic)
         with pytest.raises(DanubeError, match="object store"):
             ask_partition(site, "install_staged", topic, client, topic_id=1, objects=b"")
+
+
+def test_a_missing_name_does_not_tell_of_others_like_it(site: Site) -> None:
+    """Who has a right on the missing name alone learns no other; the administrator is helped."""
+    site.admin.admin.create_topic("/other/secrets-1")
+    site.bind("guesser", "viewer", "topic", "/other/secrets-2")
+    calls = DanubeCalls(site.process.admin_address)
+    try:
+        with site.connect("guesser") as client:
+            for one, shown in ((client, False), (site.admin, True)):
+                with pytest.raises(TopicNotFound) as caught:
+                    one.admin.describe_topic("/other/secrets-2")
+                assert ("/other/secrets-1" in caught.value.hint) == shown
+        for shown, bearer in ((False, token("guesser")), (True, root())):
+            calls.fields = [("authorization", f"Bearer {bearer}")]
+            request = admin_pb.GetSubscriptionDispatchConfigRequest(
+                topic="/other/secrets-2", subscription="s"
+            )
+            with pytest.raises(GrpcError) as refused:
+                calls.admin("TopicAdmin/GetSubscriptionDispatchConfig", request)
+            assert "does not exist" in str(refused.value)
+            assert ("/other/secrets-1" in str(refused.value)) == shown
+    finally:
+        calls.close()

@@ -7,6 +7,7 @@ grants are judged again, and handles that are no longer allowed are closed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -14,12 +15,13 @@ from danube.broker.api import Holder, RoutedSession
 from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind, Lookup, OpenProducer, Subscribe
-from danube.core.security.authority import Authority, somewhere_in, topic_resource
+from danube.core.security.authority import CLUSTER, Authority, somewhere_in, topic_resource
 from danube.core.security.operations import ADMIN, NATIVE, Row, judge
 from danube.core.security.principals import Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, NotAuthenticated
 
 _LISTS: Final = ("namespaces", "list_topics", "schema.subjects")
+SUGGESTS: Final = "did you mean "  # how a hint begins that has names
 UNUSED_GRANTS_MAX: Final = 64  # of a connection, before they are looked for
 JUDGED_AT_ONCE: Final = 1_000  # grants in one turn, when rights have changed
 
@@ -167,6 +169,26 @@ class Judging:
                 return  # the ring is full: the next look closes it
         session.grants.pop(handle, None)
         session.send_error(error.with_traceback(None), 0, handle)
+
+
+def discreet(authority: Authority, identity: Identity, error: DanubeError) -> DanubeError:
+    """Return an error for who asked: names that are alike are told only to who may look them up.
+
+    Where that is not known, as of a namespace or a subject, they are told to who may look up everything.
+    """
+    if not error.hint.startswith(SUGGESTS) or authority.visible(identity, CLUSTER):
+        return error
+    sees = authority.sees_topic(identity)
+    if all(name.startswith("/") and sees(name) for name in suggested(error.hint)):
+        return error
+    told = copy.copy(error)
+    told.hint = ""
+    return told
+
+
+def suggested(hint: str) -> list[str]:
+    """Return the names in a hint that suggests some."""
+    return hint.removeprefix(SUGGESTS).removesuffix("?").split(" or ")
 
 
 def asking(session_identity: Identity, request: Admin) -> Identity:

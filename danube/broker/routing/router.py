@@ -12,7 +12,7 @@ from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
 from danube.broker.partition.metadata import OwnerMetadata
-from danube.broker.routing.judging import Judging, asking
+from danube.broker.routing.judging import Judging, asking, discreet
 from danube.broker.routing.questions import Questions, Route
 from danube.broker.routing.remote import RecordKind, RemoteSessions
 from danube.broker.routing.signing import signed
@@ -147,7 +147,7 @@ class Router:
                     self._tell_denied(self.audit, session, frame, buffer, error)
                 elsewhere, answer = self.elsewhere, self._answer_to(session, frame.correlation)
                 if elsewhere is None or not elsewhere.take(session, frame, buffer, error, answer):
-                    session.send_error(error, frame.correlation)
+                    session.send_error(self._told(session, error), frame.correlation)
                 return True
         if worker is None:
             return True
@@ -406,9 +406,14 @@ class Router:
             if session.closed:
                 return
             if isinstance(value, DanubeError):
-                session.send_error(value, correlation)
+                session.send_error(self._told(session, value), correlation)
             else:
                 session.send(wire.result_frame(value, correlation))
             self._schedule_turn()
 
         return answer
+
+    def _told(self, session: RoutedSession, error: DanubeError) -> DanubeError:
+        """Return an error without names that the session may not see."""
+        judging = self.judging
+        return error if judging is None else discreet(judging.authority, session.identity, error)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from danube.broker.routing.judging import discreet
 from danube.core.http2.connection import ServerConnection
 from danube.core.http2.headers import OK_TRAILERS, RESPONSE_HEAD, refusal_block, trailers_block
 from danube.core.http2.request import RequestHead
@@ -368,8 +369,10 @@ class GrpcConnection(GrpcSocket):
         guard = self._door.guard
         if guard is not None and isinstance(error, NotAllowed | NotAuthenticated | TokenExpired):
             self._answer_late(guard, [stream], error)
-        else:
-            self._answer_error(stream, error)
+            return
+        if guard is not None and isinstance(error, DanubeError):
+            error = discreet(guard.authority, self._call(stream).identity, error)
+        self._answer_error(stream, error)
 
     def _answer_error(self, stream: Stream, error: BaseException) -> None:
         if stream.local_closed:

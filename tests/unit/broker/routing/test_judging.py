@@ -5,15 +5,23 @@ from __future__ import annotations
 import pytest
 
 from danube.broker.operations.arguments import listed
-from danube.broker.routing.judging import JUDGED_AT_ONCE, UNUSED_GRANTS_MAX, Judging, Recall, asking
-from danube.core.metadata.commands import Binding, DeleteBinding, PutBinding, SetNamespacePolicy
+from danube.broker.routing.judging import (
+    JUDGED_AT_ONCE,
+    SUGGESTS,
+    UNUSED_GRANTS_MAX,
+    Judging,
+    Recall,
+    asking,
+    discreet,
+)
+from danube.core.metadata.commands import Binding, CreateTopic, DeleteBinding, PutBinding, SetNamespacePolicy
 from danube.core.metadata.machine import Metadata
 from danube.core.metadata.policies import NamespacePolicy
-from danube.core.partition.policy import FailurePolicy
+from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe
 from danube.core.security.authority import Authority
 from danube.core.security.principals import INTERNAL, Identity, Principal
-from danube.errors import InvalidArgument, NotAllowed
+from danube.errors import DanubeError, InvalidArgument, NotAllowed, TopicNotFound
 from tests.unit.broker_parts import RecordingSession
 
 ADA = Identity(Principal("service_account", "ada"), "token")
@@ -100,6 +108,37 @@ def test_subscriptions_are_named_after_who_consumes_where_the_namespace_says_so(
             court.judging.admin(court.session, Admin("settle", TOPIC, {"subscription": name}))
     court.bind("namespace-admin")
     court.judging.subscribe(court.session, 9, Subscribe(TOPIC, "bob", "c"))
+
+
+@pytest.mark.parametrize(
+    ("role", "hint", "shown"),
+    [
+        ("", "did you mean /default/orders?", False),
+        ("consumer", "did you mean /default/orders?", True),
+        ("consumer", "did you mean /default/orders or /default/order?", False),
+        ("consumer", "did you mean default?", False),
+        ("", "create the topic first", True),
+    ],
+)
+def test_names_that_are_alike_are_told_to_who_may_see_them(
+    court: Court, role: str, hint: str, shown: bool
+) -> None:
+    if role:
+        court.bind(role)
+    error = TopicNotFound("topic /default/orderz does not exist", why="w", hint=hint, seen=1)
+    told = discreet(court.authority, ADA, error)
+    assert (type(told), str(told), told.facts) == (TopicNotFound, str(error), {"seen": 1})
+    assert told.hint == (hint if shown else "") and error.hint == hint
+    assert discreet(court.authority, INTERNAL, error) is error
+
+
+def test_every_hint_with_names_is_known_as_one() -> None:
+    machine = Metadata()
+    machine.apply(1, CreateTopic(topic=TOPIC, policy=TopicPolicy(), created_us=1))
+    for ask in (lambda: machine.topic("/default/orderz"), lambda: machine.topics("defaulz")):
+        with pytest.raises(DanubeError) as caught:
+            ask()
+        assert caught.value.hint.startswith(SUGGESTS)
 
 
 def test_a_letter_is_judged_by_who_set_the_policy(court: Court) -> None:

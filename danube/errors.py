@@ -338,6 +338,16 @@ class QuotaExceeded(Unavailable):
     status = "RESOURCE_EXHAUSTED"
 
 
+class EtcdRefused(Unavailable):
+    """The user, the password, the role or the certificate is not enough for the cluster's etcd.
+
+    A start ends with it.  A running broker tries again.
+    """
+
+    code = 1216
+    exit_code = 5
+
+
 class FetchPending(Unavailable):
     """The bytes are not on this host yet: they are being fetched from the object store."""
 

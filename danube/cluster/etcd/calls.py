@@ -23,6 +23,7 @@ from danube.errors import (
     ConfigInvalid,
     ConnectionFailed,
     DanubeError,
+    EtcdRefused,
     NotFound,
     OutcomeUnknown,
     StorageFull,
@@ -297,15 +298,6 @@ class EtcdCalls:
 
 
 _CODE_OF_STATUS: Final = {401: _UNAUTHENTICATED, 502: 14, 503: 14, 504: 4}  # of a proxy in front of etcd
-
-
-class EtcdRefused(Unavailable):
-    """The user, the password, the role or the certificate is not enough.
-
-    A start ends with it.  A running broker tries again.
-    """
-
-    exit_code = 5
 
 
 class _Refused(Exception):

@@ -13,12 +13,12 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace, EtcdRefused
+from danube.cluster.etcd.calls import EtcdCalls, EtcdPlace
 from danube.cluster.etcd.engine import EtcdEngine
 from danube.cluster.etcd.log import EtcdLog, Known
 from danube.cluster.log.node_files import ETCD, NODE_FILE, NodeRecord, load_node
 from danube.cluster.log.waiting import Waiting
-from danube.errors import ConfigInvalid, Damage, DanubeError, Unavailable, WrongState
+from danube.errors import ConfigInvalid, Damage, DanubeError, EtcdRefused, Unavailable, WrongState
 from danube.host import telemetry
 from danube.host.clock import wall_us
 

@@ -21,7 +21,7 @@ from danube.broker.clustered.controller import check_cluster
 from danube.cluster.control.node import Node, NodeSettings
 from danube.cluster.control.recovery import rejoin
 from danube.cluster.control.survey import member
-from danube.cluster.etcd.calls import EtcdPlace, EtcdRefused
+from danube.cluster.etcd.calls import EtcdPlace
 from danube.cluster.etcd.log import EtcdLog
 from danube.cluster.etcd.place import EtcdFormation, check_place, place_of
 from danube.cluster.links.transport import bind
@@ -33,6 +33,7 @@ from danube.core.metadata.commands import CreateNamespace
 from danube.errors import (
     ConfigInvalid,
     DanubeError,
+    EtcdRefused,
     StorageIncompatible,
     Unavailable,
     WrongState,

@@ -64,6 +64,7 @@ def test_a_principal_has_so_many_connections(broker: Any, monkeypatch: Any) -> N
     monkeypatch.setattr(authority_site, "ENVIRONMENT", authority_site.ENVIRONMENT | limits)
     site = authority_site.Site(broker)
     with ExitStack() as stack:
+        stack.callback(site.close)
         for _ in range(LIMIT):
             stack.enter_context(site.connect("app"))
         with RawPeer(site.process.port) as late:

@@ -123,7 +123,7 @@ def test_the_command_tells_why_a_partition_cannot_be_opened(
 ) -> None:
     with danube.sync.connect(broker.url) as client, client.producer("/default/t") as producer:
         producer.send(b"x")
-    services = Services(connect_async=lambda url: danube.connect(url, timeout=1.0))
+    services = Services(connect_async=lambda url: danube.connect(url, timeout=3.0))
     broker.refuse(Kind.SUBSCRIBE, *[StorageFailed("the log cannot be opened", why="bad disk")] * 100)
     words = ["consume", "t", "-s", broker.url, "--from", "earliest", "--until-end"]
     ended = CliRunner().invoke(root, words, obj=services, prog_name="danube")

@@ -14,7 +14,7 @@ from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol.native import Admin, Kind
 from danube.errors import DanubeError, NotAllowed, NotAuthenticated, TokenExpired
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
-from tests.broker_process import Brokers
+from tests.broker_process import Brokers, wait_until
 from tests.e2e.authority_site import Site, root, token
 from tests.e2e.grpc_parts import DENIED, UNAUTHENTICATED, UNAVAILABLE, DanubeCalls, pb
 from tests.grpc_client import GrpcError
@@ -33,10 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for what must come true within the time that a right may still hold."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+    wait_until(condition, WITHIN_S, what)
 
 
 Calls = Callable[..., DanubeCalls]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from danube import sync
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, NotAllowed, PolicyMismatch, TopicNotFound
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
-from tests.broker_process import Brokers
+from tests.broker_process import Brokers, wait_until
 from tests.e2e.authority_site import Site, root, token
 from tests.e2e.grpc_parts import DENIED, DanubeCalls
 from tests.grpc_client import GrpcError
@@ -31,10 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def until(condition: Callable[[], Any], what: str) -> None:
-    deadline_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.1)
+    wait_until(condition, WITHIN_S, what)
 
 
 def letters_to(topic: str) -> FailurePolicy:

@@ -13,7 +13,7 @@ from danube import sync
 from danube.core.security.principals import Principal
 from danube.errors import DanubeError, NotAllowed, NotAuthenticated
 from danube.host import clock
-from tests.broker_process import BrokerProcess, Brokers
+from tests.broker_process import BrokerProcess, Brokers, wait_until
 from tests.e2e.authority_site import CREDENTIALS, Site, token
 from tests.e2e.grpc_parts import OK, UNAUTHENTICATED, UNIMPLEMENTED, DanubeCalls, pb
 from tests.grpc_client import GrpcError, Stream
@@ -48,10 +48,7 @@ def calls(site: Site) -> Iterator[Callable[[str], DanubeCalls]]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + GENEROUS_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.05)
+    wait_until(condition, GENEROUS_S, what)
 
 
 # -- the exchange -----------------------------------------------------------------------------------

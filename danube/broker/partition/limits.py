@@ -109,11 +109,16 @@ def storage_refusal(hosted: LimitedPartition) -> QuotaExceeded | None:
     stored = stored_bytes(hosted)
     if stored < limit:
         return None
+    return storage_full(hosted.name, stored, limit, "max_storage_bytes_per_topic", part="share of ")
+
+
+def storage_full(name: str, stored: int, limit: int, quota: str, part: str = "") -> QuotaExceeded:
+    """The refusal of a partition, namespace or tenant that stores as many bytes as it may."""
     return QuotaExceeded(
-        f"{hosted.name} stores {stored} bytes",
-        why=f"its share of max_storage_bytes_per_topic is {limit}",
+        f"{name} stores {stored} bytes",
+        why=f"its {part}{quota} is {limit}",
         hint="let retention delete records, or have the limit raised",
-        limit=limit, quota="max_storage_bytes_per_topic", retry_after_ms=1_000,
+        limit=limit, quota=quota, retry_after_ms=1_000,
     )  # fmt: skip
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from danube.broker.partition.limits import LimitedPartition, stored_bytes
+from danube.broker.partition.limits import LimitedPartition, storage_full, stored_bytes
 from danube.core.partition.publish_rate import SumRate
 from danube.core.placement.load_report import demands_of
 from danube.core.placement.shares import NOTHING, key_of, share
-from danube.errors import QuotaExceeded
 from danube.host import clock
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.publish_rate import PublishRate
     from danube.core.placement.shares import Demand
+    from danube.errors import QuotaExceeded
     from danube.ipc.usage import Usage
 
 Demands = dict[int, "Mapping[str, Demand]"]
@@ -63,12 +63,7 @@ class Sum:
     def _full(self, limit: int, stored: int) -> QuotaExceeded | None:
         if not limit or stored < limit:
             return None
-        return QuotaExceeded(
-            f"{self.name} stores {stored} bytes",
-            why=f"its max_storage_bytes is {limit}",
-            hint="let retention delete records, or have the limit raised",
-            limit=limit, quota="max_storage_bytes", retry_after_ms=1_000,
-        )  # fmt: skip
+        return storage_full(self.name, stored, limit, "max_storage_bytes")
 
 
 class Sums:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from danube import sync
+from danube.broker.audit.lines import Entry
 from danube.broker.audit.trail import trail, verify
+from danube.broker.audit.writer import AuditWriter
+from danube.host.clock import wall_us
 from danube.server.proto import DanubeAdmin_pb2 as pb
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.authority_site import ENVIRONMENT, root, token
 from tests.e2e.grpc_parts import DanubeCalls
 from tests.grpc_client import GrpcError
@@ -85,6 +88,28 @@ def test_kill_9_of_all_processes_loses_no_line_of_a_request_that_was_carried_out
             broker.kill()
     audit = tmp_path / "data" / "audit"
     assert set(told(audit)) == set(made) and not verify(audit).findings
+
+
+def test_a_chain_made_anew_is_found_by_the_metadata_of_a_running_broker(tmp_path: Path) -> None:
+    """Also once the broker has gone on with it."""
+    data, audit = tmp_path / "data", tmp_path / "data" / "audit"
+    broker = BrokerProcess(data, workers=1, environment=ON)
+    with broker.start(), sync.connect(broker.address) as client:
+        client.admin.create_topic("/default/a")
+        broker.stop()
+    heads = danube("audit", "heads", "--data-dir", data)
+    assert danube("audit", "verify", "--data-dir", data)["heads"] == [heads[-1]["head"]]
+    for path in audit.iterdir():
+        path.unlink()
+    writer = AuditWriter(audit, 0, wall_us)
+    for number in range(10):
+        writer.append(Entry(wall_us(), "create_topic", "allowed", "user:eve", resource=f"/t{number}"))
+    writer.close()
+    with broker.start():
+        wait_until(lambda: len(danube("audit", "heads", "--data-dir", data)) > len(heads), 60, "a new head")
+        command = [sys.executable, "-m", "danube", "audit", "verify", "--data-dir", str(data)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 10 and "the chain was made anew" in done.stdout
 
 
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import danube.sync
+from danube.broker.audit.heads import KnownHeads, heads_of
+from danube.broker.audit.trail import verify
+from danube.broker.processes.directories import METADATA
+from danube.cluster.log.committed import read_committed
+from danube.cluster.log.node_files import load_node
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import DanubeError, NotAllowed, NotAuthenticated
 from danube.host.tls import TlsFiles
@@ -23,7 +29,8 @@ class Site(test_cluster_tls.Site):
     def ask_everybody(self) -> None:
         for broker in self.cluster.brokers:
             broker.environment |= {
-                "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__SUPER_ADMINS": "service_account:root"
+                "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__SUPER_ADMINS": "service_account:root",
+                "DANUBE_AUDIT__MODE": "on",
             }  # fmt: skip
         self.client = self.of("root")
 
@@ -104,6 +111,22 @@ def test_a_right_ends_on_every_broker(site: Site) -> None:
             time.sleep(1)
             with pytest.raises(NotAllowed):
                 consumer.receive(timeout=1)
+
+
+def test_audit_heads_of_each_broker_are_known_to_the_others(site: Site) -> None:
+    first, second, _ = site.cluster.brokers
+    for broker, other in ((first, second), (second, first)):
+        own, there = broker.data_dir, other.data_dir
+        broker_id = int(load_node(own).node_id)
+
+        def known(there: Path = there, broker_id: int = broker_id) -> dict[int, KnownHeads]:
+            return heads_of(read_committed(there / METADATA / "metadata.log").cluster.keys, broker_id)
+
+        wait_until(lambda known=known: bool(known()), 60, "a head of each worker, a second after the start")
+        heads = {worker: [head.place for head in one.heads] for worker, one in known().items()}
+        assert all(one.directory == str((own / "audit").resolve()) for one in known().values())
+        assert not verify(own / "audit", kept=heads).findings
+        assert verify(there / "audit", kept=heads).findings  # of another chain
 
 
 def _may_look(client: danube.sync.Client, topic: str) -> bool:

@@ -16,6 +16,7 @@ from danube.errors import DanubeError
 from danube.host import clock, telemetry
 
 if TYPE_CHECKING:
+    from danube.broker.audit.heads import HeadKeeper
     from danube.config.loading import BrokerConfig
 
 SYNC_DELAY_S: Final = 0.05
@@ -65,6 +66,7 @@ class Audit:
         self._folded: dict[tuple[str, str, str], tuple[Entry, int, int]] = {}  # first line, when, more since
         self._told_number = 0
         self._told_us = 0
+        self.heads: HeadKeeper | None = None  # where they are kept as well
 
     def request(self, asker: Identity, request: Admin, connection_id: int) -> None:
         """Write a line about an operation before it is carried out, unless it changes nothing; as `tell`."""
@@ -170,12 +172,19 @@ class Audit:
             _events.limited("audit lines were not synced", level=logging.ERROR, source="sync", why=str(error))
 
     def _tell_head(self, now_us: int) -> None:
-        """Name the head in the log, which is kept elsewhere: a cut end is found by it (`--head`)."""
-        place = self._writer.place
-        moved = place.number - self._told_number
+        """Name the head in the log and the metadata: a cut end or a chain made anew is found by it."""
+        refused = self.heads is not None and self.heads.refused
+        moved = self._writer.place.number - self._told_number or refused
         if moved and (moved >= HEAD_LINES or now_us - self._told_us >= HEAD_US or now_us < self._told_us):
-            self._told_number, self._told_us = place.number, now_us
-            _events.info("audit head", seq=place.number, hash=place.hash)
+            self.tell_head(now_us)
+
+    def tell_head(self, now_us: int) -> None:
+        """Name the head at once; if the metadata does not take it, the next sweep tries again."""
+        place = self._writer.place
+        if self.heads is not None and not self.heads.put(place, now_us):
+            return
+        self._told_number, self._told_us = place.number, now_us
+        _events.info("audit head", seq=place.number, hash=place.hash)
 
     def close(self) -> None:
         if self._sync_due is not None:

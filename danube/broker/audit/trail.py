@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -133,11 +133,21 @@ class TrailReader:
                     continue  # verify tells about it; a search shows what there is
 
 
-def verify(directory: Path, anchors: dict[int, Place] | None = None) -> Verified:
-    """Read every chain from its beginning to its head; ``anchors`` are places known from elsewhere."""
+def verify(
+    directory: Path,
+    anchors: Mapping[int, Sequence[Place]] | None = None,
+    kept: Mapping[int, Sequence[Place]] | None = None,
+) -> Verified:
+    """Read every chain from its beginning to its head.
+
+    ``anchors``, by worker: places that must be there.  ``kept``: those that the metadata knows, oldest first;
+    the older ones may be of files that retention removed.  Both are to be read before this, because a broker
+    may be writing.
+    """
+    anchors, kept = anchors or {}, kept or {}
     found = Verified()
     listed = list_files(directory)
-    workers = {one.worker for one in listed} | set(anchors or ()) | _heads(directory)
+    workers = {one.worker for one in listed} | set(anchors) | set(kept) | _heads(directory)
     if not workers:
         raise NotFound(
             f"{directory} has no audit files",
@@ -146,7 +156,7 @@ def verify(directory: Path, anchors: dict[int, Place] | None = None) -> Verified
         )
     for worker in sorted(workers):
         own = [one for one in listed if one.worker == worker]
-        _Chain(directory, worker, found).run(own, (anchors or {}).get(worker))
+        _Chain(directory, worker, found).run(own, anchors.get(worker, ()), kept.get(worker, ()))
     return found
 
 
@@ -171,7 +181,7 @@ class _Chain:
         self._torn: tuple[Path, int] | None = None
         self._beginning: tuple[Path, Place] | None = None
 
-    def run(self, own: list[AuditFile], anchor: Place | None) -> None:
+    def run(self, own: list[AuditFile], anchors: Sequence[Place], kept: Sequence[Place]) -> None:
         head = read_head(self._directory, self._worker)  # before the lines: a broker may be writing
         for before, file in zip([None, *own], own, strict=False):
             if before is not None and file.number != before.number + 1:
@@ -184,11 +194,30 @@ class _Chain:
         head_path = self._directory / head_name(self._worker)
         if head is None:
             self._tell(head_path, 0, "the head cannot be read, so a cut end would not be seen")
-        for name, place in (("the head", head), ("the place given", anchor)):
-            if place is not None and self._hashes.get(place.number) != place.hash:
+        end_path = own[-1].path if own else head_path
+        for name, place in (("the head", head), *(("the place given", one) for one in anchors)):
+            if place is not None and self._differs(place):
                 what = f"line {place.number}, which {name} names, is missing or another one: the end was cut"
-                self._tell(own[-1].path if own else head_path, 0, what)
+                self._tell(end_path, 0, what)
+        self._check_kept(end_path, kept)
         self._found.heads[self._worker] = self._place
+
+    def _differs(self, place: Place) -> bool:
+        return self._hashes.get(place.number) != place.hash
+
+    def _check_kept(self, path: Path, kept: Sequence[Place]) -> None:
+        """Compare with the heads of the metadata that are not older than the files; one must be there."""
+        first = self._beginning[1].number if self._beginning is not None else 0
+        comparable = [place for place in kept if place.number >= first and place.number]
+        wrong = next((place for place in comparable if self._differs(place)), None)
+        if wrong is not None:
+            self._tell(
+                path, 0, f"line {wrong.number}, which the metadata names, is missing or another one: "
+                "the end was cut, or the chain was made anew",
+            )  # fmt: skip
+        elif kept and not comparable:
+            what = f"the files begin behind line {kept[-1].number}, the last that the metadata names"
+            self._tell(path, 0, what)
 
     def _read_file(self, file: AuditFile) -> None:
         raw = _read(file.path)

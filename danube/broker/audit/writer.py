@@ -195,13 +195,16 @@ class AuditWriter:
                 self._make_next()
 
     def _sync_files(self, fd: int) -> None:
-        """Sync the current file, and what it was while this waits; close those that are full."""
+        """Sync what was filled, oldest first, and close it; then the current file.
+
+        A power cut in between takes the end of the chain, and no piece out of its middle.
+        """
         descriptors = [fd]
         try:
-            files.fdatasync(fd)
             while self._full:
                 descriptors.append(self._full.popleft())
                 files.fdatasync(descriptors[-1])
+            files.fdatasync(fd)
         finally:
             for one in descriptors:
                 files.close(one)

@@ -21,6 +21,7 @@ from danube import __version__
 from danube.broker.admission import admission_of, authority_of
 from danube.broker.api import Door, Holder, PassedConnections, RoutedSession
 from danube.broker.audit.audit import open_audit
+from danube.broker.audit.heads import HeadKeeper, key_of
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.clustered.peers import PeerTls
 from danube.broker.links import LinkClient
@@ -132,6 +133,11 @@ class Worker:
         self.audit = self.router.audit = open_audit(config, context.worker, loop)
         if self.audit is not None and self.admission is not None:
             self.admission.on_refused = self.audit.refused
+        if self.audit is not None:
+            self.audit.heads = HeadKeeper(
+                key_of(broker_id, self.index), config.audit_directory,
+                lambda: self.metadata.state.cluster.keys, self.proposals.submit,
+            )  # fmt: skip
         self.doors: dict[str, Door] = {}
         forget = self.admission.forget if self.admission is not None else _nothing
         self.recall = Recall(self.authority, self._holders, forget, loop.call_soon)
@@ -517,6 +523,8 @@ class Worker:
         self.examinations.close()
         if self.cluster is not None:
             self.cluster.drain()
+        elif self.audit is not None:  # a cluster that stops as a whole would not answer
+            self.audit.tell_head(clock.wall_us())
         self.proposals.stop()
         self.shard.close()
         if self.shard.tiers is not None and self._mover is not None:

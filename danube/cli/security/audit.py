@@ -18,8 +18,10 @@ from danube.cli.terminal.output import json_line, line, note, output_option, sho
 from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
+    from danube.broker.audit.heads import KnownHeads
     from danube.broker.audit.lines import Place
     from danube.broker.audit.trail import TrailReader
+    from danube.config.loading import BrokerConfig
 
 EXIT_FINDINGS: Final = 10
 COLUMNS: Final = ("time", "principal", "source", "operation", "resource", "outcome", "code")
@@ -35,6 +37,7 @@ def audit() -> None:
     danube audit tail
     danube audit find --principal user:ann --since 2026-11-28T08:00Z
     danube audit verify
+    danube audit heads --broker 2
     """
 
 
@@ -47,10 +50,14 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def _directory(services: Services, data_dir: Path | None, file: Path | None) -> Path:
+def _config(services: Services, data_dir: Path | None, file: Path | None) -> BrokerConfig:
     from danube.config.loading import load
 
-    return load(file, services.environ, {"data_dir": data_dir}).config.audit_directory
+    return load(file, services.environ, {"data_dir": data_dir}).config
+
+
+def _directory(services: Services, data_dir: Path | None, file: Path | None) -> Path:
+    return _config(services, data_dir, file).audit_directory
 
 
 def _lines(directory: Path) -> Iterator[dict[str, Any]]:
@@ -159,40 +166,91 @@ def export(
 
 def _read_head(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
-) -> dict[int, Place]:
+) -> dict[int, list[Place]]:
     from danube.broker.audit.lines import Place
 
-    found = {}
+    found: dict[int, list[Place]] = {}
     for text in texts:
         match = _HEAD.match(text)
         if match is None:
             raise click.BadParameter(
                 f"{text[:100]!r} is no head; write WORKER:SEQ:HASH, as `verify` prints it"
             )
-        found[int(match[1])] = Place(int(match[2]), match[3])
+        found.setdefault(int(match[1]), []).append(Place(int(match[2]), match[3]))
     return found
+
+
+def _own_id(data_dir: Path) -> int:
+    """The number under which the metadata keeps this host's heads: 0 outside of a cluster."""
+    from danube.cluster.log.node_files import NODE_FILE, load_node
+
+    record = load_node(data_dir) if (data_dir / NODE_FILE).exists() else None
+    return int(record.node_id) if record is not None and record.cluster_id else 0
+
+
+def _known(data_dir: Path, broker_id: int) -> dict[int, KnownHeads]:
+    """What this host's copy of the metadata knows of the chains of a broker; a broker may be running."""
+    from danube.broker.audit.heads import heads_of
+    from danube.broker.processes.directories import METADATA
+    from danube.cluster.log.committed import read_committed
+    from danube.errors import NotFound, StorageFailed
+
+    path = data_dir / METADATA / "metadata.log"
+    try:
+        return heads_of(read_committed(path).cluster.keys, broker_id)
+    except FileNotFoundError:
+        raise NotFound(f"there is no metadata log {path}", hint="give --data-dir") from None
+    except OSError as error:
+        raise StorageFailed(f"{path} cannot be read", why=error.strerror or str(error)) from None
+
+
+def _kept(config: BrokerConfig) -> tuple[dict[int, list[Place]], list[str]]:
+    """Heads to compare with, by worker, and remarks about what is not compared."""
+    from danube.errors import DanubeError
+
+    directory = str(config.audit_directory.resolve())
+    try:
+        known = _known(config.data_dir, _own_id(config.data_dir))
+    except DanubeError as error:
+        return {}, [f"not compared with the heads in the metadata: {error}"]
+    here = {worker: one for worker, one in known.items() if one.directory == directory}
+    remarks = [
+        f"the heads of worker {worker} in the metadata are of {one.directory}, and were not compared"
+        for worker, one in known.items() if worker not in here
+    ]  # fmt: skip
+    if not known:
+        remarks.append("the metadata knows no heads, so a chain made anew would not be seen")
+    return {worker: [head.place for head in one.heads] for worker, one in here.items()}, remarks
 
 
 @audit.command("verify", short_help="Find every change: flipped, cut, moved, made up.")
 @click.option(
     "--head", "heads", multiple=True, callback=_read_head, metavar="WORKER:SEQ:HASH",
-    help="A head that was kept elsewhere, from an earlier run or the broker's log.",
+    help="A head that was kept elsewhere: from `danube audit heads` of another host, or the broker's log.",
 )  # fmt: skip
 @_place_options
 @output_option()
 @click.pass_obj
 def verify(
-    services: Services, /, heads: dict[int, Place], data_dir: Path | None, file: Path | None, output: str
+    services: Services,
+    /,
+    heads: dict[int, list[Place]],
+    data_dir: Path | None,
+    file: Path | None,
+    output: str,
 ) -> int:
     """Read every chain from its beginning to its head; exit code 10 if anything was changed.
 
-    The heads lie beside the files.  Whoever may write there can make a whole new chain, so keep the heads
-    that this prints on another host, or the lines `audit head` of the broker's log, and give them the next
-    time with --head.
+    Who may write beside the files can make a whole new chain.  So the chain is compared with the heads that
+    the metadata keeps, as far as this host's copy of it can be read.  Who may change that as well is found by
+    the copy of another broker: `danube audit heads --broker ID` there, and --head here.
     """
     from danube.broker.audit.trail import verify as verify_files
 
-    verified = verify_files(_directory(services, data_dir, file), heads)
+    config = _config(services, data_dir, file)
+    kept, remarks = _kept(config)
+    verified = verify_files(config.audit_directory, heads, kept)
+    verified.notes += remarks
     told = [f"{worker}:{place.number}:{place.hash}" for worker, place in verified.heads.items()]
     findings = [{"file": str(one.path), "line": one.line, "what": one.what} for one in verified.findings]
     if output == "json":
@@ -206,3 +264,36 @@ def verify(
     for remark in verified.notes:
         note(remark)
     return EXIT_FINDINGS if findings else 0
+
+
+@audit.command("heads", short_help="Show the heads of chains that the metadata keeps.")
+@click.option("--broker", type=click.IntRange(0), help="Of this broker of the cluster; default: this host's.")
+@_place_options
+@output_option("table", "json")
+@click.pass_obj
+def heads(
+    services: Services, /, broker: int | None, data_dir: Path | None, file: Path | None, output: str
+) -> int:
+    """Show what this host's copy of the metadata knows of the audit of a broker, oldest first.
+
+    Each line of the column `head` can be given to `danube audit verify --head`.
+    """
+    from danube.errors import NotFound
+
+    config = _config(services, data_dir, file)
+    known = _known(config.data_dir, _own_id(config.data_dir) if broker is None else broker)
+    rows = [
+        {
+            "time": datetime.fromtimestamp(head.time_us / 1e6, UTC).isoformat(timespec="seconds"),
+            "directory": one.directory,
+            "head": f"{worker}:{head.number}:{head.place.hash}",
+        }
+        for worker, one in known.items() for head in one.heads
+    ]  # fmt: skip
+    if not rows:
+        raise NotFound(
+            "the metadata knows no heads of that broker",
+            hint="they are kept each minute where audit.mode is on; --broker names another broker",
+        )
+    show(rows, output, ("time", "directory", "head"))
+    return 0

@@ -15,12 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from danube.cluster.log import log_file
+from danube.cluster.log.committed import read_committed
 from danube.config.sections import StorageSettings
-from danube.core.metadata.commands import decode_commands
 from danube.core.metadata.machine import Metadata
-from danube.errors import Damage, InvalidArgument, NotFound, ObjectMissing, StorageFailed
-from danube.host import files
+from danube.errors import InvalidArgument, NotFound, ObjectMissing, StorageFailed
 from danube.spark.history.local_segments import LocalSegments
 from danube.spark.history.segments import PartitionHistory, SegmentRef
 from danube.wal.segments.local_holes import holes_in
@@ -45,20 +43,15 @@ class DataDirectory:
 
     def metadata(self) -> Metadata:
         path = Path(self.path) / "metadata" / "metadata.log"
-        for attempt in range(_ATTEMPTS):
-            try:
-                return _read_metadata_log(path)
-            except FileNotFoundError:
-                raise NotFound(
-                    f"there is no metadata log in {self.path}",
-                    hint="name a broker's data directory, or a store's URL",
-                ) from None
-            except OSError as error:
-                raise StorageFailed(f"{path} cannot be read", why=str(error)) from None
-            except Damage:
-                if attempt == _ATTEMPTS - 1:  # it may have been replaced in between
-                    raise
-        raise StorageFailed(f"{path} cannot be read")
+        try:
+            return read_committed(path)
+        except FileNotFoundError:
+            raise NotFound(
+                f"there is no metadata log in {self.path}",
+                hint="name a broker's data directory, or a store's URL",
+            ) from None
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be read", why=str(error)) from None
 
     def history(self, identity: LogIdentity, *, unsynced: bool = True) -> PartitionHistory:
         directory = Path(self.path) / PARTITIONS_PREFIX / identity.directory_name
@@ -176,19 +169,3 @@ class _Named(NamedTuple):
     base_offset: int
     end_offset: int
     content_hash: bytes
-
-
-def _read_metadata_log(path: Path) -> Metadata:
-    """All that was committed; the broker that writes it is not disturbed, and nothing is mended."""
-    fd = files.open_existing(path, writable=False)
-    try:
-        head = log_file.read_head(fd, str(path))
-        metadata = Metadata.restore(head.snapshot)
-        end = log_file.read_mark(fd, str(path))
-        content = log_file.read_all(fd, head.entries_start, end, str(path))
-        for entry in log_file.committed_entries(content, head.entries_start, str(path)):
-            for command in decode_commands(entry.content):
-                metadata.apply(metadata.version + 1, command)
-        return metadata
-    finally:
-        files.close(fd)

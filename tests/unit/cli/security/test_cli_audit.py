@@ -10,10 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube.broker.audit import trail
+from danube.broker.audit.heads import HeadKeeper, key_of
 from danube.broker.audit.lines import Entry
 from danube.broker.audit.writer import AuditWriter
 from danube.cli.main import root
 from danube.cli.terminal.services import Services
+from danube.cluster.log.local_log import LocalLog
 
 NOW_US = 1_795_855_243_000_000
 
@@ -128,6 +130,65 @@ def test_what_does_not_fit_is_an_error(danube: Line) -> None:
     danube.data = danube.data / "elsewhere"
     for command in ("tail", "find", "export", "verify"):
         assert "no audit files" in danube(command, exit_code=3).stderr
+
+
+def keep_heads(data: Path, broker: int = 0) -> None:
+    """What a running broker of this directory would have put into its metadata."""
+    with LocalLog(data / "metadata") as log:
+        for worker in (0, 1):
+            keeper = HeadKeeper(
+                key_of(broker, worker), data / "audit", lambda: log.state.cluster.keys,
+                lambda command, then: then(log.propose(command)),
+            )  # fmt: skip
+            head = trail.read_head(data / "audit", worker)
+            assert head is not None and keeper.put(head, NOW_US)
+
+
+def test_a_chain_made_anew_differs_from_the_heads_in_the_metadata(danube: Line) -> None:
+    assert danube.json("verify")["findings"] == []
+    assert "not compared with the heads in the metadata" in danube("verify").stderr
+    keep_heads(danube.data)
+    assert "metadata" not in danube("verify").stderr
+    shown = danube.json("heads")
+    assert [one["head"] for one in shown] == danube.json("verify")["heads"]
+    assert shown[0]["head"] in danube("heads").stdout
+    directory = danube.data / "audit"
+    for path in directory.iterdir():
+        path.unlink()
+    for worker in (0, 1):
+        writer = AuditWriter(directory, worker, lambda: NOW_US)
+        writer.open()
+        writer.append(Entry(NOW_US, "create_topic", "allowed", "user:eve"))
+        writer.append(Entry(NOW_US, "create_topic", "allowed", "user:eve"))
+        writer.close()
+    found = danube.json("verify", exit_code=10)["findings"]
+    assert ["made anew" in one["what"] for one in found] == [True, True]
+
+
+def test_heads_of_another_directory_are_not_compared_and_told(danube: Line) -> None:
+    keep_heads(danube.data)
+    (danube.data / "audit").rename(danube.data / "moved")
+    command = ["audit", "verify", "--data-dir", str(danube.data)]
+    services = Services(environ={"DANUBE_AUDIT__DIRECTORY": str(danube.data / "moved")})
+    result = CliRunner().invoke(root, command, obj=services)
+    assert result.exit_code == 0 and result.stderr.count("were not compared") == 2
+
+
+def test_heads_are_shown_by_broker(danube: Line) -> None:
+    assert "there is no metadata log" in danube("heads", exit_code=3).stderr
+    keep_heads(danube.data, broker=7)
+    assert len(danube.json("heads", "--broker", "7")) == 2
+    assert "knows no heads of that broker" in danube("heads", exit_code=3).stderr
+    assert "knows no heads" in danube("verify").stderr
+    log = danube.data / "metadata" / "metadata.log"
+    log.rename(danube.data / "away")
+    log.mkdir()
+    assert "cannot be read" in danube("heads", exit_code=12).stderr
+    assert "not compared with the heads in the metadata" in danube("verify").stderr
+    log.rmdir()
+    (danube.data / "away").rename(log)
+    (danube.data / "node_id").write_text("7\ncluster one member\n")
+    assert len(danube.json("heads")) == 2 and danube.json("verify")["findings"] == []
 
 
 def test_an_export_is_what_is_stored(danube: Line) -> None:

@@ -77,7 +77,7 @@ class Site:
         return [finding.what for finding in verify(self.directory, kept=self.kept).findings]
 
     def forge(self, lines: int) -> None:
-        """What somebody makes who may write to the folder: a whole new chain with its head."""
+        """Make a whole new chain with its head, as somebody may who writes to the folder."""
         shutil.rmtree(self.directory)
         writer = AuditWriter(self.directory, 0, self.clock)
         writer.open()

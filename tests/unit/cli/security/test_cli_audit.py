@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_an_error(danube: Line) -> None:
 
 
 def keep_heads(data: Path, broker: int = 0) -> None:
-    """What a running broker of this directory would have put into its metadata."""
+    """Put heads into the metadata, as a running broker of this directory does."""
     with LocalLog(data / "metadata") as log:
         for worker in (0, 1):
             keeper = HeadKeeper(

@@ -189,7 +189,7 @@ def _own_id(data_dir: Path) -> int:
 
 
 def _known(data_dir: Path, broker_id: int) -> dict[int, KnownHeads]:
-    """What this host's copy of the metadata knows of the chains of a broker; a broker may be running."""
+    """Heads of a broker by worker, from this host's copy of the metadata; a broker may be running."""
     from danube.broker.audit.heads import heads_of
     from danube.broker.processes.directories import METADATA
     from danube.cluster.log.committed import read_committed

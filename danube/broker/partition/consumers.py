@@ -17,7 +17,7 @@ from danube.core.dispatch.acks import Ranges, sound
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.grants import Grant, Mode, Offsets, within, without
 from danube.core.dispatch.holed import GIVEN_UP, UNUSED, HoledSubscription
-from danube.core.dispatch.rate import UNLIMITED, RecordRate
+from danube.core.dispatch.rate import UNLIMITED, DispatchLimits, DispatchRate
 from danube.core.protocol.native import Kind, control_frame, deliver_header, waiting_frame
 from danube.errors import DanubeError, FetchPending, OffsetOutOfRange
 from danube.host import telemetry
@@ -44,7 +44,7 @@ class ReadPartition(Protocol):
     core: Partition
     counters: Traffic
     delivery_flags: int  # of each DELIVER frame
-    dispatch_rate: int  # records a second to each subscription; 0: no limit
+    dispatch_limits: DispatchLimits
 
     @property
     def high_watermark(self) -> int: ...
@@ -121,7 +121,7 @@ class SubscriptionHost:
         self.stored_version = -1
         self.deadline_ns: int | None = None
         self.sought = False  # a returning consumer may have acked records that a seek repeats
-        self.rate = RecordRate()
+        self.rate = DispatchRate()
         self.bytes_sent = 0
         self._read_bytes = READ_CHUNK_BYTES
         self.pending_new: FetchPending | None = None  # the fetch that new records wait for
@@ -204,16 +204,15 @@ class SubscriptionHost:
             self.deadline_ns = self.core.tick(now_ns, self.hosted.high_watermark)
             return False
         core, end, rate, sent = self.core, self.hosted.core.high_watermark, self.rate, 0
-        limit = self.hosted.dispatch_rate
-        if limit != rate.per_second:
-            rate.set(limit)
+        if self.hosted.dispatch_limits is not rate.limits:
+            rate.follow(self.hosted.dispatch_limits, now_ns)
         if self.pending_again is not None or core.has_due(now_ns):
-            sent = self._dispatch_again(now_ns, rate.allowed(now_ns), bytes_max)
+            sent = self._dispatch_again(now_ns, bytes_max)
         if sent < bytes_max and (self.pending_new is not None or core.wants_records):
             sent += self._dispatch_new(now_ns, bytes_max - sent)
         self.bytes_sent += sent
         self.deadline_ns = core.tick(now_ns, end)
-        if limit and rate.allowed(now_ns) < 1:
+        if rate.limited:
             next_ns = rate.next_ns(now_ns)
             if next_ns is not None and self._has_more():
                 self.deadline_ns = min(next_ns, self.deadline_ns or next_ns)
@@ -224,11 +223,12 @@ class SubscriptionHost:
     def _has_more(self) -> bool:
         return self.core.next < self.hosted.high_watermark or self.core.explain(0) != "caught_up"
 
-    def _dispatch_again(self, now_ns: int, allowed: int, bytes_max: int) -> int:
+    def _dispatch_again(self, now_ns: int, bytes_max: int) -> int:
         """Send the redeliveries that are due; return the bytes sent."""
         sent = 0
         if self.pending_again is not None and not self.pending_again.ready():
             return 0
+        allowed = self.rate.allowed(now_ns) if self.rate.limited else UNLIMITED
         self.pending_again = None
         while sent < bytes_max and allowed > 0 and self.pending_again is None:
             try:
@@ -268,7 +268,7 @@ class SubscriptionHost:
     def _grant_new(self, start: int, now_ns: int) -> tuple[int, int]:
         """Grant and send records of the chunk at ``start``; return the number of grants and bytes."""
         core, rate = self.core, self.rate
-        allowed = rate.allowed(now_ns) if rate.per_second else UNLIMITED
+        allowed = rate.allowed(now_ns) if rate.limited else UNLIMITED
         chunk = self._next_chunk(start) if allowed > 0 else None
         if chunk is None:
             return 0, 0
@@ -342,8 +342,6 @@ class SubscriptionHost:
     def _deliver(self, grant: Grant, chunk: Chunk | None) -> tuple[int, bool]:
         """Send a grant; return the bytes, and whether its rest was given back until its bytes are fetched."""
         link = self.links[grant.consumer_id]
-        if self.rate.per_second:
-            self.rate.take(grant.record_count)
         sent, missing = 0, False
         start = grant.start
         while start < grant.end:
@@ -369,6 +367,8 @@ class SubscriptionHost:
             end = min(grant.end, chunk.next_offset)
             sent += self._deliver_part(link, grant, chunk, start, end)
             start = end
+        if self.rate.limited:
+            self.rate.take(len(grant.within(grant.start, start)) if missing else grant.record_count, sent)
         if link.ready != (link.credit_bytes > 0 and link.session.writable):
             self.update_ready(link)
         return sent, missing

@@ -134,6 +134,8 @@ class Deliveries:
         due = [hosted for hosted, deadline_ns in self._deadlines.items() if deadline_ns <= now_ns]
         for hosted in due:
             del self._deadlines[hosted]
+            if hosted.lossy:
+                self._lossy[hosted] = None
             for host in hosted.subscriptions.values():
                 if host.deadline_ns is not None and host.deadline_ns <= now_ns:
                     self._ask(host)
@@ -166,7 +168,9 @@ class Deliveries:
         lossy, self._lossy = self._lossy, {}
         for hosted in lossy:
             for host in hosted.lossy.values():
-                host.dispatch()
+                next_ns = host.dispatch(now_ns)
+                if next_ns is not None:
+                    self._deadlines[hosted] = min(self._deadlines.get(hosted, next_ns), next_ns)
         near, self._near = self._near, {}
         looked: dict[HostedPartition, None] = {}
         for one in near:

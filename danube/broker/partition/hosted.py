@@ -17,7 +17,7 @@ import numpy as np
 
 from danube.broker.partition.chunks import Chunk, HotBatches
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
-from danube.broker.partition.limits import dispatch_rate, paced, record_bytes_max, storage_refusal
+from danube.broker.partition.limits import dispatch_limits, paced, record_bytes_max, storage_refusal
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.producers import Producers, Waiting
 from danube.broker.partition.tier import PartitionTier
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from danube.broker.api import Session
     from danube.broker.partition.metadata import OwnerMetadata
     from danube.core.batch.columns import EncodedBatch
+    from danube.core.dispatch.rate import DispatchSum
     from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.partition import OffsetBudget
     from danube.core.partition.policy import FailurePolicy
@@ -96,7 +97,7 @@ class HostedPartition:
     # Ten thousand of them do not fit in the processor's caches; without slots each attribute needs a dict.
     __slots__ = (
         "_chunk", "_hot_chunk", "_live_readers", "bytes_in", "core", "counters", "cursor_failure", "cursors",
-        "damaged", "deleted", "delivery_flags", "directory", "dispatch_rate", "failure", "hot", "index",
+        "damaged", "deleted", "delivery_flags", "directory", "dispatch_limits", "failure", "hot", "index",
         "limits", "log", "lossy", "metadata", "moved", "name", "near", "producers", "publish_rate", "record",
         "record_bytes_max", "records_in", "refusal", "reopen_delay_ns", "silent", "subscriptions",
         "sums", "sync_running", "tier", "unsynced_ns", "waiting",
@@ -149,11 +150,16 @@ class HostedPartition:
         self._hot_chunk: Chunk | None = None
         self._live_readers = False
 
-    def limit(self, limits: NamespacePolicy | None, sums: tuple[SumRate, ...] = ()) -> None:
+    def limit(
+        self,
+        limits: NamespacePolicy | None,
+        sums: tuple[SumRate, ...] = (),
+        dispatch_sums: tuple[DispatchSum, ...] = (),
+    ) -> None:
         """Take the limits of the topic's namespace, and the sums that it counts in; None: there are none."""
         self.limits, self.sums = limits, sums
         self.record_bytes_max = record_bytes_max(self.record, limits)
-        self.dispatch_rate = dispatch_rate(self.record, limits)
+        self.dispatch_limits = dispatch_limits(self.record, limits, dispatch_sums)
         self.publish_rate = paced(self.publish_rate, self.record, limits, sums, clock.monotonic_ns())
 
     def follow_storage(self) -> None:
@@ -545,7 +551,7 @@ class HostedPartition:
     def update(self, record: TopicRecord) -> None:
         """Apply a new policy and settings; answer waiting publishes whose new level is reached."""
         former, self.record = self.record, record
-        self.limit(self.limits, self.sums)
+        self.limit(self.limits, self.sums, self.dispatch_limits.sums)
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.core.update_policy(record.policy)
         follow(self, former, record)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from danube.core.dispatch.rate import NOT_LIMITED, DispatchLimits, DispatchSum
 from danube.core.metadata.policies import check_durability, check_schema, smallest
 from danube.core.partition.publish_rate import PublishRate, SumRate
 from danube.errors import LimitExceeded, QuotaExceeded
@@ -47,15 +48,18 @@ def record_bytes_max(record: TopicRecord, limits: NamespacePolicy | None) -> int
     return own if limits is None else smallest(own, limits.max_message_size)
 
 
-def dispatch_rate(record: TopicRecord, limits: NamespacePolicy | None) -> int:
-    """Records a second to each subscription of one partition; 0: no limit.
+def dispatch_limits(
+    record: TopicRecord, limits: NamespacePolicy | None, sums: tuple[DispatchSum, ...]
+) -> DispatchLimits:
+    """What each subscription of one partition may be sent.
 
     The topic's own limit is one for each partition; that of the namespace is shared by the partitions.
     """
-    own = record.policy.max_dispatch_rate
-    if limits is None:
-        return own
-    return smallest(own, -(-limits.max_subscription_dispatch_rate // record.partition_count))
+    per_second = record.policy.max_dispatch_rate
+    if limits is not None:
+        share = -(-limits.max_subscription_dispatch_rate // record.partition_count)
+        per_second = smallest(per_second, share)
+    return DispatchLimits(per_second, sums) if per_second or sums else NOT_LIMITED
 
 
 def publish_rates(record: TopicRecord, limits: NamespacePolicy | None) -> tuple[int, int]:

@@ -11,7 +11,8 @@ from typing import Any
 from danube.broker.partition.chunks import Chunk
 from danube.broker.partition.consumers import ConsumerLink, ReadPartition, names_of
 from danube.core.dispatch.grants import Mode
-from danube.core.dispatch.lossy import LossySubscription
+from danube.core.dispatch.lossy import LossyGrant, LossySubscription
+from danube.core.dispatch.rate import DispatchRate
 
 
 class LossyHost:
@@ -21,6 +22,7 @@ class LossyHost:
         self.hosted = hosted
         self.core = core
         self.links: dict[int, ConsumerLink] = {}
+        self.rate = DispatchRate()
 
     def update_ready(self, link: ConsumerLink) -> None:
         """Tell the core whether this consumer can take more bytes now."""
@@ -43,9 +45,32 @@ class LossyHost:
         self.core.count_dropped(record_count)
         self.hosted.counters.add("dropped_records", record_count)
 
-    def dispatch(self) -> None:
-        """Send all batches that consumers have credit for."""
-        for chunk, consumer_id, indexes in self.core.grant():
+    def dispatch(self, now_ns: int) -> int | None:
+        """Send the batches that consumers have credit for; return when to do it again, if a rate delays some.
+
+        The queue is bounded still: what does not fit meanwhile is dropped, as for any slow consumer.
+        """
+        rate = self.rate
+        if self.hosted.dispatch_limits is not rate.limits:
+            rate.follow(self.hosted.dispatch_limits, now_ns)
+        if not rate.limited:
+            self._send(self.core.grant())
+            return None
+        while self.core.has_more:
+            allowed = rate.allowed(now_ns)
+            if allowed < 1:
+                return rate.next_ns(now_ns)
+            records, size_bytes = self._send(self.core.grant(allowed))
+            if not records:  # what is queued is for consumers without credit
+                break
+            rate.take(records, size_bytes)
+        rate.give_back(now_ns)
+        return None
+
+    def _send(self, grants: list[LossyGrant]) -> tuple[int, int]:
+        """Send what was granted; return the records and bytes."""
+        records = size_bytes = 0
+        for chunk, consumer_id, indexes in grants:
             link = self.links[consumer_id]
             if indexes is None:
                 parts, count = [chunk.data], chunk.next_offset - chunk.first_offset
@@ -54,6 +79,8 @@ class LossyHost:
             sent = link.deliver(parts, count, 0)
             self.hosted.counters.add_out(count, sent, 0)
             self.update_ready(link)
+            records, size_bytes = records + count, size_bytes + sent
+        return records, size_bytes
 
     def statistics(self, now_ns: int) -> dict[str, Any]:
         """Return figures of the subscription and its consumers."""

@@ -1,16 +1,18 @@
-"""Limits of namespaces and tenants on what they publish and store together, judged by owners of partitions.
+"""Limits of namespaces and tenants on what they publish, store and deliver together, judged by owners.
 
 Each worker owes what all workers of the host take (:mod:`danube.ipc.usage`), and the host has its share of
 the limit, which follows from the load reports of all brokers (:mod:`danube.core.placement.shares`).  Stored
-bytes are counted each second, and those of other brokers come with their reports.
+bytes are counted each second, and those of other brokers come with their reports.  What is delivered counts
+in sums of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from danube.broker.partition.limits import LimitedPartition, storage_full, stored_bytes
+from danube.core.dispatch.rate import DispatchSum
 from danube.core.partition.publish_rate import SumRate
 from danube.core.placement.load_report import demands_of
 from danube.core.placement.shares import NOTHING, key_of, share
@@ -21,13 +23,27 @@ if TYPE_CHECKING:
 
     from danube.core.metadata.machine import Metadata
     from danube.core.metadata.policies import NamespacePolicy
-    from danube.core.partition.publish_rate import PublishRate
+    from danube.core.partition.publish_rate import PublishRate, SharedDebt
     from danube.core.placement.shares import Demand
     from danube.errors import QuotaExceeded
     from danube.ipc.usage import Usage
 
 Demands = dict[int, "Mapping[str, Demand]"]
 """By broker that is alive, what it has told of each sum."""
+
+_RATES: Final = {"take": SumRate, "dispatch": DispatchSum}
+
+
+class SumName(NamedTuple):
+    """``whose``: namespace or tenant, and its name; ``kind``: what of it is limited, a key of ``_RATES``."""
+
+    whose: str
+    kind: str
+
+    @property
+    def key(self) -> int:
+        """The number by which workers and brokers know it."""
+        return key_of(self.whose if self.kind == "take" else f"{self.whose} {self.kind}")
 
 
 class SummedPartition(LimitedPartition, Protocol):
@@ -37,14 +53,20 @@ class SummedPartition(LimitedPartition, Protocol):
 
 
 class Sum:
-    """A namespace or tenant whose topics are limited together."""
+    """What a namespace or tenant may publish and store, or what it may deliver."""
 
-    def __init__(self, name: str, usage: Usage) -> None:
-        self.name = name
-        self.key = key_of(name)
+    def __init__(self, name: SumName, usage: Usage) -> None:
+        self.whose = name.whose
+        self.key = name.key
         self.slot = usage.slot(self.key)
-        self.rate = SumRate(self.slot)
+        self.rate = _RATES[name.kind](self.slot)
         self.policy: NamespacePolicy | None = None
+
+    @property
+    def storage_bytes_max(self) -> int:
+        """The bytes that its topics may store; 0: it does not count them."""
+        policy = self.policy if isinstance(self.rate, SumRate) else None
+        return 0 if policy is None else policy.max_storage_bytes
 
     def follow(self, policy: NamespacePolicy, broker_id: int, demands: Demands) -> None:
         """Take over the limits, of which this broker has its share."""
@@ -52,18 +74,19 @@ class Sum:
         told = {one: found.get(str(self.key), NOTHING) for one, found in demands.items()}
         records = {i: (one.records, one.held) for i, one in told.items()}
         size_bytes = {i: (one.size_bytes, one.held) for i, one in told.items()}
+        of_records, of_bytes = self.rate.quotas
         self.rate.set(
-            share(policy.max_publish_rate, broker_id, records),
-            share(policy.max_publish_bytes, broker_id, size_bytes),
+            share(getattr(policy, of_records), broker_id, records),
+            share(getattr(policy, of_bytes), broker_id, size_bytes),
             clock.monotonic_ns(),
         )
         elsewhere = sum(one.stored_bytes for i, one in told.items() if i != broker_id)
-        self.rate.refusal = self._full(policy.max_storage_bytes, self.slot.stored_bytes() + elsewhere)
+        self.rate.refusal = self._full(self.storage_bytes_max, self.slot.stored_bytes() + elsewhere)
 
     def _full(self, limit: int, stored: int) -> QuotaExceeded | None:
         if not limit or stored < limit:
             return None
-        return storage_full(self.name, stored, limit, "max_storage_bytes")
+        return storage_full(self.whose, stored, limit, "max_storage_bytes")
 
 
 class Sums:
@@ -77,22 +100,22 @@ class Sums:
         self._state = state
         self._broker_id = broker_id
         self._usage: Usage | None = None
-        self._sums: dict[str, Sum] = {}
+        self._sums: dict[SumName, Sum] = {}
 
-    def of(self, namespace: str) -> tuple[SumRate, ...]:
-        """The rates that publishes of a namespace count in: its own, and its tenant's."""
-        found = self._limited(namespace)
-        return tuple(self._sum(name, policy).rate for name, policy in found.items())
-
-    def _limited(self, namespace: str) -> dict[str, NamespacePolicy]:
+    def of(self, namespace: str) -> tuple[tuple[SumRate, ...], tuple[DispatchSum, ...]]:
+        """The rates that publishes and deliveries of a namespace count in: its own, and its tenant's."""
         quotas = self._state().quotas
         tenant = quotas.tenant_of(namespace)
-        found = {f"namespace {namespace}": quotas.policy(namespace)}
+        policies = {f"namespace {namespace}": quotas.policy(namespace)}
         if tenant is not None:
-            found[f"tenant {tenant.name}"] = tenant.quota
-        return {name: policy for name, policy in found.items() if policy.limits_sums}
+            policies[f"tenant {tenant.name}"] = tenant.quota
+        rates = [self._sum(name, policy).rate for name, policy in _limited(policies)]
+        return (
+            tuple(rate for rate in rates if isinstance(rate, SumRate)),
+            tuple(rate for rate in rates if isinstance(rate, DispatchSum)),
+        )
 
-    def _sum(self, name: str, policy: NamespacePolicy) -> Sum:
+    def _sum(self, name: SumName, policy: NamespacePolicy) -> Sum:
         one = self._sums.get(name)
         if one is None:
             if self._usage is None:
@@ -124,9 +147,9 @@ class Sums:
             one.slot.store(stored.get(one.rate, 0))
             one.follow(policy, self._broker_id, demands)
 
-    def _stored(self, partitions: Iterable[SummedPartition]) -> dict[SumRate, int]:
+    def _stored(self, partitions: Iterable[SummedPartition]) -> dict[SharedDebt, int]:
         """Return what the partitions store of each sum whose bytes are limited."""
-        stored = {one.rate: 0 for one in self._sums.values() if one.policy and one.policy.max_storage_bytes}
+        stored: dict[SharedDebt, int] = {one.rate: 0 for one in self._sums.values() if one.storage_bytes_max}
         for hosted in partitions if stored else ():
             rates = () if hosted.publish_rate is None else hosted.publish_rate.sums
             counted = [rate for rate in rates if rate in stored]
@@ -136,9 +159,18 @@ class Sums:
                     stored[rate] += size_bytes
         return stored
 
-    def _policies(self) -> dict[str, NamespacePolicy]:
+    def _policies(self) -> dict[SumName, NamespacePolicy]:
         """The policies that limit sums, by the name of their sum."""
         quotas = self._state().quotas
         found = {f"namespace {name}": policy for name, policy in quotas.policies()}
         found |= {f"tenant {one.name}": one.quota for one in quotas.tenants()}
-        return {name: policy for name, policy in found.items() if policy.limits_sums}
+        return dict(_limited(found))
+
+
+def _limited(policies: Mapping[str, NamespacePolicy]) -> Iterator[tuple[SumName, NamespacePolicy]]:
+    """Yield the sums that these policies limit."""
+    for whose, policy in policies.items():
+        if policy.limits_taking:
+            yield SumName(whose, "take"), policy
+        if policy.limits_dispatch:
+            yield SumName(whose, "dispatch"), policy

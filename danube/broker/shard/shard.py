@@ -614,10 +614,10 @@ class Shard:
     def _limit(self, hosted: HostedPartition, record: TopicRecord) -> None:
         """Apply the limits of a partition's namespace."""
         limits = None if self.metadata is None else self.metadata.limits(record)
-        sums = (
-            self.sums.of(namespace_of(record.topic)) if limits is not None and self.sums is not None else ()
-        )
-        hosted.limit(limits, sums)
+        if limits is None or self.sums is None:
+            hosted.limit(limits)
+        else:
+            hosted.limit(limits, *self.sums.of(namespace_of(record.topic)))
 
     def delete_topic(self, record: TopicRecord) -> None:
         """Close the partitions of a deleted topic, and remove their files."""

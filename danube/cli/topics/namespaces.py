@@ -21,7 +21,7 @@ _tenant = click.argument("tenant")
 _COUNTS = (
     "max_topics", "max_partitions", "max_subjects", "max_producers_per_topic", "max_subscriptions_per_topic",
     "max_consumers_per_topic", "max_consumers_per_subscription", "max_subscription_dispatch_rate",
-    "max_publish_rate_per_topic", "max_publish_rate",
+    "max_publish_rate_per_topic", "max_publish_rate", "max_dispatch_rate",
 )  # fmt: skip
 
 
@@ -61,6 +61,7 @@ def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--max-storage-bytes-per-topic", type=arguments.size_bytes),
         click.option("--max-publish-bytes", type=arguments.size_bytes, help="A second, of all topics."),
         click.option("--max-storage-bytes", type=arguments.size_bytes, help="Of all topics."),
+        click.option("--max-dispatch-bytes", type=arguments.size_bytes, help="A second, of all topics."),
         click.option("--durability-min", type=click.Choice(["none", "written", "fsync"])),
         click.option("--retention-max", "retention_max_ms", type=arguments.duration_ms),
         click.option("--auto-create/--no-auto-create", default=None, help="Make topics that are used."),

@@ -101,6 +101,8 @@ class LimitKeywords(TypedDict, total=False):
     max_storage_bytes: int | None
     subscription_auth: str | None
     dead_letter_within: str | None
+    max_dispatch_rate: int | None
+    max_dispatch_bytes: int | None
 
 
 def start_of(start: Start) -> tuple[str, int]:

@@ -20,6 +20,7 @@ from danube.core.dispatch.consumers import Consumers
 from danube.core.dispatch.filters import KeyFilter
 from danube.core.dispatch.grants import JoinResult, Mode, Offsets
 from danube.core.dispatch.key_ring import NOBODY, KeyRing
+from danube.core.dispatch.rate import UNLIMITED
 from danube.errors import InvalidArgument, broken
 
 KeyOf = Callable[[Any, int], bytes]
@@ -158,16 +159,23 @@ class LossySubscription:
 
     # -- grants ------------------------------------------------------------------------------------
 
-    def grant(self) -> list[LossyGrant]:
+    @property
+    def has_more(self) -> bool:
+        """Whether batches are queued, and a consumer has credit."""
+        return bool(self._queue and self._consumers.eligible)
+
+    def grant(self, enough: int = UNLIMITED) -> list[LossyGrant]:
         """Grant what consumers have credit for: ``(token, consumer_id, indexes)``, oldest batch first.
 
-        ``indexes`` is None for the whole batch, else int64[n], ascending.
+        ``indexes`` is None for the whole batch, else int64[n], ascending.  No batch is begun when ``enough``
+        records are granted.
         """
         grants: list[LossyGrant] = []
         if not self._queue or not self._consumers.eligible:
             return grants
+        granted_end = self._granted + enough
         if self.mode is Mode.KEY_SHARED:
-            self._grant_keyed(grants)
+            self._grant_keyed(grants, granted_end)
             return grants
         while self._queue:
             waiting = self._queue[0]
@@ -176,7 +184,7 @@ class LossySubscription:
                 break
             self._queue.popleft()
             self._queued_bytes -= waiting.size_bytes
-            if not granted:
+            if not granted or self._granted >= granted_end:
                 break
         return grants
 
@@ -210,7 +218,7 @@ class LossySubscription:
 
     # -- key-shared --------------------------------------------------------------------------------
 
-    def _grant_keyed(self, grants: list[LossyGrant]) -> None:
+    def _grant_keyed(self, grants: list[LossyGrant], granted_end: int) -> None:
         """Every batch from the oldest on: a consumer without credit holds up its own keys only."""
         done = False
         for waiting in self._queue:
@@ -218,7 +226,7 @@ class LossySubscription:
             if waiting.seat_bits & self._consumers.eligible:
                 self._grant_routed(waiting, grants)
             done = done or not waiting.left
-            if not self._consumers.eligible:
+            if not self._consumers.eligible or self._granted >= granted_end:
                 break
         if done:
             self._queued_bytes -= sum(waiting.size_bytes for waiting in self._queue if not waiting.left)

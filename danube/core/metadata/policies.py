@@ -4,8 +4,9 @@ A *tenant* is a named set of namespaces with a quota.  Three kinds of limits:
 
 ``max_topics``, ``max_partitions``, ``max_subjects``: a sum over the namespace, or over all namespaces of the
 tenant.  The metadata machine judges them (:mod:`danube.core.metadata.quotas`).
-``max_publish_rate``, ``max_publish_bytes``, ``max_storage_bytes``: such a sum too, over all brokers.  The
-owners of partitions judge it together (:mod:`danube.core.placement.shares`).
+``max_publish_rate``, ``max_publish_bytes``, ``max_storage_bytes``, ``max_dispatch_rate``,
+``max_dispatch_bytes``: such a sum too, over all brokers.  The owners of partitions judge it together
+(:mod:`danube.core.placement.shares`).
 ``..._per_topic``, ``..._per_subscription`` and ``max_message_size``: each topic or subscription has it.  The
 smallest of the tenant's, the namespace's and the topic's own holds.
 ``durability_min``, ``retention_max_ms``, ``auto_create``, ``schema_required``, ``subscription_auth``,
@@ -51,11 +52,18 @@ class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_storage_bytes: int = 0  # on disks and in the object store
     subscription_auth: str = ""  # "prefix": a subscription is named after who consumes from it
     dead_letter_within: str = ""  # "namespace" or "tenant": where dead letters may go to
+    max_dispatch_rate: int = 0  # records a second to all subscriptions of all topics together
+    max_dispatch_bytes: int = 0  # bytes a second, as they are delivered
 
     @property
-    def limits_sums(self) -> bool:
+    def limits_taking(self) -> bool:
         """Whether topics are limited together in what they publish or store."""
-        return any(getattr(self, name) for name in SUMS_OF_ALL)
+        return any(getattr(self, name) for name in TAKING)
+
+    @property
+    def limits_dispatch(self) -> bool:
+        """Whether topics are limited together in what they deliver."""
+        return any(getattr(self, name) for name in DISPATCH)
 
     def check(self) -> None:
         """Raise InvalidArgument if a value cannot be kept."""
@@ -88,7 +96,9 @@ LIMITS: Final = tuple(
     name for name in NamespacePolicy.__struct_fields__ if name.startswith("max_") or name.endswith("_ms")
 )
 SUMS: Final = ("max_topics", "max_partitions", "max_subjects")
-SUMS_OF_ALL: Final = ("max_publish_rate", "max_publish_bytes", "max_storage_bytes")
+TAKING: Final = ("max_publish_rate", "max_publish_bytes", "max_storage_bytes")
+DISPATCH: Final = ("max_dispatch_rate", "max_dispatch_bytes")
+SUMS_OF_ALL: Final = (*TAKING, *DISPATCH)
 # What a demand may say, the strictest last.
 WORDS: Final = {"subscription_auth": ("", "prefix"), "dead_letter_within": ("", "tenant", "namespace")}
 LATER: Final = (*SUMS_OF_ALL, *WORDS)  # left out where they say nothing

@@ -100,11 +100,14 @@ class Quotas:
             hint="choose a dead-letter topic there, or have the namespace's policy changed",
         )
 
-    def _holds(self, namespace: str) -> tuple[NamespacePolicy | None, bool, str]:
+    def _holds(self, namespace: str) -> tuple[object, ...]:
         """The effective policy of a namespace, and which sums its topics count in."""
-        tenant = self._tenant_of.get(namespace)
-        of_tenant = tenant.name if tenant is not None and tenant.quota.limits_sums else ""
-        return self.effective(namespace), self.policy(namespace).limits_sums, of_tenant
+        sums = [
+            (who, policy.limits_taking, policy.limits_dispatch)
+            for who, policy, _ in self._of(namespace)
+            if policy.limits_taking or policy.limits_dispatch
+        ]
+        return self.effective(namespace), sums
 
     def limited(self) -> set[str]:
         """Namespaces that have a policy or belong to a tenant."""

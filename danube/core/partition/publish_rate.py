@@ -17,7 +17,6 @@ from typing import Final, Protocol
 from danube.errors import QuotaExceeded
 
 QUOTAS: Final = ("max_publish_rate_per_topic", "max_publish_bytes_per_topic")
-SUM_QUOTAS: Final = ("max_publish_rate", "max_publish_bytes")
 SECOND_NS: Final = 1_000_000_000
 DEBT_NS_MAX: Final = SECOND_NS
 ANSWER_NS_MAX: Final = SECOND_NS
@@ -27,12 +26,12 @@ SAVED_NS_MAX: Final = SECOND_NS
 class Debt:
     """``records`` and ``size_bytes``: allowed in a second; 0: no limit of that kind."""
 
-    __slots__ = ("_paid_ns", "_per_second", "_quotas", "refusal")
+    __slots__ = ("_paid_ns", "_per_second", "quotas", "refusal")
 
     def __init__(self, records: int, size_bytes: int, quotas: tuple[str, str]) -> None:
         self._per_second = (records, size_bytes)
         self._paid_ns = [0, 0]  # when all is paid that was taken, by kind
-        self._quotas = quotas
+        self.quotas = quotas  # the names of the two limits
         self.refusal: QuotaExceeded | None = None  # why nothing is taken at all: the stored bytes are enough
 
     @property
@@ -60,7 +59,7 @@ class Debt:
         debt_ns = max(self._paid_ns) - now_ns
         if debt_ns >= DEBT_NS_MAX:
             kind = self._paid_ns.index(max(self._paid_ns))
-            limit, quota = self._per_second[kind], self._quotas[kind]
+            limit, quota = self._per_second[kind], self.quotas[kind]
             retry_after_ms = debt_ns // 1_000_000 + 1
             raise QuotaExceeded(
                 f"{partition} gets more than it may",
@@ -84,24 +83,40 @@ class Taken(Protocol):
 
     def take(self, records: int, size_bytes: int) -> None: ...
     def hold(self) -> None:
-        """Note that a batch waits or was refused: more is wanted here than there is."""
+        """Note that something waits or was refused: more is wanted here than there is."""
 
     def others(self) -> tuple[int, int]:
         """Return the records and bytes that other workers have taken, of all time."""
 
 
-class SumRate(Debt):
-    """Publish rate of a namespace or tenant at one worker."""
+class SharedDebt(Debt):
+    """Rate of a namespace or tenant at one worker, which owes what other workers take as well."""
 
     __slots__ = ("_seen", "_taken")
 
-    def __init__(self, taken: Taken) -> None:
-        super().__init__(0, 0, SUM_QUOTAS)
+    def __init__(self, taken: Taken, quotas: tuple[str, str]) -> None:
+        super().__init__(0, 0, quotas)
         self._taken = taken
         self._seen = taken.others()
 
+    def follow(self, now_ns: int) -> None:
+        """Owe what other workers have taken since; one that began anew counts from 0."""
+        taken, seen = self._taken.others(), self._seen
+        if taken != seen:
+            self._seen = taken
+            self.add(max(0, taken[0] - seen[0]), max(0, taken[1] - seen[1]), now_ns)
+
+
+class SumRate(SharedDebt):
+    """Publish rate of a namespace or tenant at one worker."""
+
+    __slots__ = ()
+
+    def __init__(self, taken: Taken) -> None:
+        super().__init__(taken, ("max_publish_rate", "max_publish_bytes"))
+
     def check(self, partition: str, now_ns: int) -> None:
-        self._follow(now_ns)
+        self.follow(now_ns)
         try:
             super().check(partition, now_ns)
         except QuotaExceeded:
@@ -115,13 +130,6 @@ class SumRate(Debt):
         if paid_ns > now_ns:
             self._taken.hold()
         return paid_ns
-
-    def _follow(self, now_ns: int) -> None:
-        """Owe what other workers have taken since; one that began anew counts from 0."""
-        taken, seen = self._taken.others(), self._seen
-        if taken != seen:
-            self._seen = taken
-            self.add(max(0, taken[0] - seen[0]), max(0, taken[1] - seen[1]), now_ns)
 
 
 class PublishRate(Debt):

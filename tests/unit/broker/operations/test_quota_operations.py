@@ -65,9 +65,11 @@ class Limited(RoutedBench):
         self._opened(Kind.OPEN_PRODUCER, OpenProducer(topic, name), Kind.PRODUCER_OPENED)
         return self.handle
 
-    def consume(self, subscription: str, consumer: str, topic: str = ORDERS) -> int:
+    def consume(
+        self, subscription: str, consumer: str, topic: str = ORDERS, credit: int = 10, **fields: Any
+    ) -> int:
         self.handle += 1
-        body = Subscribe(topic, subscription, consumer, credit_records=10, credit_bytes=1 << 20)
+        body = Subscribe(topic, subscription, consumer, credit_records=credit, credit_bytes=1 << 20, **fields)
         self._opened(Kind.SUBSCRIBE, body, Kind.SUBSCRIBED)
         return self.handle
 
@@ -265,11 +267,11 @@ def test_the_dispatch_rate_of_a_namespace_is_shared_by_the_partitions(bench: Lim
     bench.limit(max_subscription_dispatch_rate=90)
     bench.produce("p", "/default/wide-part-1")
     hosted = bench.shard.partitions["/default/wide-part-1"]
-    assert hosted.dispatch_rate == 23, "a quarter, rounded up"
+    assert hosted.dispatch_limits.per_second == 23, "a quarter, rounded up"
     bench.limit(max_subscription_dispatch_rate=400)
-    assert hosted.dispatch_rate == 50, "the topic's own is smaller"
+    assert hosted.dispatch_limits.per_second == 50, "the topic's own is smaller"
     bench.limit(max_subscription_dispatch_rate=0)
-    assert (hosted.dispatch_rate, hosted.limits) == (50, None)
+    assert (hosted.dispatch_limits.per_second, hosted.limits) == (50, None)
 
 
 def test_no_more_records_are_delivered_than_the_namespace_allows(

@@ -465,7 +465,8 @@ def test_fields_that_came_later_are_stored_where_they_say_something() -> None:
     setting = SetNamespacePolicy(namespace="default", policy=NamespacePolicy(max_storage_bytes=7))
     [stored] = msgspec.msgpack.decode(join_commands([encode_command(setting)]))
     assert set(NamespacePolicy.__struct_fields__) - set(stored["policy"]) == {
-        "max_publish_rate", "max_publish_bytes", "subscription_auth", "dead_letter_within",
+        "max_publish_rate", "max_publish_bytes", "max_dispatch_rate", "max_dispatch_bytes",
+        "subscription_auth", "dead_letter_within",
     }  # fmt: skip
     propose(machine, setting)
     again = Metadata.restore(machine.snapshot())

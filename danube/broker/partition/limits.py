@@ -51,7 +51,7 @@ def record_bytes_max(record: TopicRecord, limits: NamespacePolicy | None) -> int
 def dispatch_limits(
     record: TopicRecord, limits: NamespacePolicy | None, sums: tuple[DispatchSum, ...]
 ) -> DispatchLimits:
-    """What each subscription of one partition may be sent.
+    """Return the limits of each subscription of one partition.
 
     The topic's own limit is one for each partition; that of the namespace is shared by the partitions.
     """

@@ -53,7 +53,7 @@ class SummedPartition(LimitedPartition, Protocol):
 
 
 class Sum:
-    """What a namespace or tenant may publish and store, or what it may deliver."""
+    """Limits of a namespace or tenant on publishing and storing, or those on delivering."""
 
     def __init__(self, name: SumName, usage: Usage) -> None:
         self.whose = name.whose

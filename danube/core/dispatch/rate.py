@@ -99,7 +99,7 @@ class DispatchSum(SharedDebt):
 
 
 class DispatchLimits(NamedTuple):
-    """What holds for each subscription of a partition."""
+    """Limits of each subscription of a partition."""
 
     per_second: int = 0
     sums: tuple[DispatchSum, ...] = ()

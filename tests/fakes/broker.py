@@ -27,6 +27,7 @@ from danube.core.protocol.native import FrameFlag, Kind
 from danube.errors import (
     DanubeError,
     Fenced,
+    InvalidArgument,
     NotFound,
     OwnerMoved,
     PolicyMismatch,
@@ -602,6 +603,8 @@ class FakeBroker:
                 {"subscription": one.name, "mode": one.mode, "lag": partition.end - len(one.acked)}
                 for one in partition.subscriptions.values()
             ]
+        if call.op in ("partition_ends", "subscription_progress", "row_mark"):
+            raise InvalidArgument(f"operation {call.op!r} is not known")  # as brokers of before say
         subscription = partition.subscriptions.get(call.args["subscription"])
         if subscription is None:
             raise NotFound(f"subscription {call.args['subscription']!r} does not exist")

@@ -12,7 +12,9 @@ import danube.sync
 from danube.client.blocking.client import Client
 from danube.client.blocking.numbered import NumberedProducer
 from danube.core.batch.checksum import key_hash
-from danube.errors import Conflict, InvalidArgument, RecordTooLarge
+from danube.core.batch.row_mark import RowMark
+from danube.errors import Conflict, InvalidArgument, OperationTimeout, RecordTooLarge
+from danube.spark.sink import passed_over
 from danube.spark.sink.passed_over import stored_rows
 from danube.spark.sink.publishing import ROWS_TOGETHER, Progress, Publisher, PublishOptions
 from tests.broker_process import BrokerProcess
@@ -231,6 +233,37 @@ def test_the_newest_batch_that_is_there_is_compared(client: Client, topic: str) 
     assert first is not None and (first.end, first.last) == (2, False) and first.digest != newest.digest
     assert stored_rows(client, partition, [(0, 500_000, 10)]) is None
     assert stored_rows(client, partition, []) is None
+
+
+def test_a_broker_of_before_has_its_batches_read(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [rows(payload=["a", "b"]), rows(payload=["c"])]
+    publish(client, batches, topic=topic)
+    with NumberedProducer(client, topic, "job") as producer:
+        partition, known = producer.stored_batches(0)
+    marked = stored_rows(client, partition, known)
+
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise InvalidArgument("operation 'row_mark' is not known")
+
+    monkeypatch.setattr(passed_over, "asked", unknown)
+    assert marked is not None and stored_rows(client, partition, known) == marked
+    assert stored_rows(client, partition, [(0, 500_000, 10)]) is None
+    assert publish(client, batches, topic=topic).passed_over == 3
+
+
+def test_rows_that_are_never_acknowledged_end_the_wait(
+    client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [{"mark": "", "waiting": True}] * 2 + [{"mark": RowMark("ab", True).text, "waiting": False}]
+    monkeypatch.setattr(passed_over, "asked", lambda *_, **__: told.pop(0) if len(told) > 1 else told[0])
+    found = stored_rows(client, topic, [(0, 0, 2)])
+    assert found is not None and (found.end, found.digest, found.last) == (2, "ab", True)
+    told[:] = [{"mark": "", "waiting": True}]
+    monkeypatch.setattr(passed_over, "_STORED_S", 0.05)
+    with pytest.raises(OperationTimeout, match="at offset 0 are not acknowledged"):
+        stored_rows(client, topic, [(0, 0, 2)])
 
 
 def test_another_round_is_other_work(client: Client, topic: str) -> None:

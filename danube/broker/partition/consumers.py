@@ -119,6 +119,7 @@ class SubscriptionHost:
         self.links: dict[int, ConsumerLink] = {}
         self.next = core.next  # the core's next offset after the last dispatch
         self.stored_version = -1
+        self.temporary = False  # never stored, and gone with its last consumer
         self.deadline_ns: int | None = None
         self.sought = False  # a returning consumer may have acked records that a seek repeats
         self.rate = DispatchRate()

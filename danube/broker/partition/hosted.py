@@ -530,7 +530,7 @@ class HostedPartition:
         if self.cursors is None:
             return False
         for name, host in self.subscriptions.items():
-            if host.core.version != host.stored_version:
+            if host.core.version != host.stored_version and not host.temporary:
                 self.cursors.store(name, host.cursor_blob())
                 host.stored_version = host.core.version
         written = self.cursors.dirty
@@ -538,15 +538,15 @@ class HostedPartition:
         return written
 
     def leave(self, link: ConsumerLink, now_ns: int) -> None:
-        """Remove one consumer from its subscription."""
-        host = self.subscriptions.get(link.subscription)
-        if host is not None and host.links.get(link.consumer_id) is link:
-            del host.links[link.consumer_id]
-            host.core.leave(link.consumer_id, now_ns)
-        lossy = self.lossy.get(link.subscription)
-        if lossy is not None and lossy.links.get(link.consumer_id) is link:
-            del lossy.links[link.consumer_id]
-            lossy.core.leave(link.consumer_id, now_ns)
+        """Remove one consumer from its subscription; a temporary one goes with its last consumer."""
+        of_name: tuple[dict[str, Any], ...] = (self.subscriptions, self.lossy)
+        for hosts in of_name:
+            host = hosts.get(link.subscription)
+            if host is not None and host.links.get(link.consumer_id) is link:
+                del host.links[link.consumer_id]
+                host.core.leave(link.consumer_id, now_ns)
+                if host.temporary and not host.links:
+                    del hosts[link.subscription]
 
     def update(self, record: TopicRecord) -> None:
         """Apply a new policy and settings; answer waiting publishes whose new level is reached."""
@@ -568,6 +568,8 @@ class HostedPartition:
                 link.session.consumers.pop(link.handle, None)
                 link.session.send_error(error, 0, link.handle)
             host.links.clear()
+        self.subscriptions = {name: one for name, one in self.subscriptions.items() if not one.temporary}
+        self.lossy = {name: one for name, one in self.lossy.items() if not one.temporary}
 
     def adopt(self, opened: OpenedStorage) -> None:
         """Continue with a log that was reopened after a failure."""
@@ -598,18 +600,26 @@ class HostedPartition:
         found += [str(reason) for reason in waiting if reason is not None]
         return list(dict.fromkeys(found))[:UNREADABLE_TOLD_MAX]
 
+    def ends(self) -> dict[str, Any]:
+        """Return where the partition begins and ends, and which of its offsets have no record."""
+        log, tier = self.log, self.tier
+        return {
+            "partition": self.name,
+            "start": tier.known_start if tier else log.start if log else self.core.log_end,
+            "log_end": self.core.log_end,
+            "high_watermark": self.core.high_watermark,
+            "holes": [hole.described() for hole in self._holes()],
+            "histories": self.metadata.histories if self.metadata is not None else [],
+        }
+
     def statistics(self) -> dict[str, Any]:
-        """Return figures of the partition: its ends, holes, damage, producers and subscriptions."""
+        """Return figures of the partition: its ends, damage, producers and subscriptions."""
         core = self.core
         log = self.log
         tier = self.tier
-        return {
-            "partition": self.name,
-            "start": tier.known_start if tier else log.start if log else core.log_end,
+        return self.ends() | {
             "local_start": log.start if log else core.log_end,
             "uploaded_end": tier.uploaded_end if tier else 0,
-            "log_end": core.log_end,
-            "high_watermark": core.high_watermark,
             "written_end": core.written_end,
             "synced_end": core.synced_end,
             "waits_for_disk": core.held,
@@ -625,8 +635,6 @@ class HostedPartition:
             "durability": self.policy.durability,
             "damaged": self._damaged(),
             "unreadable": self._unreadable(),
-            "holes": [hole.described() for hole in self._holes()],
-            "histories": self.metadata.histories if self.metadata is not None else [],
             "state": "open" if self.failure is None else str(self.failure),
         }
 

@@ -23,6 +23,7 @@ class LossyHost:
         self.core = core
         self.links: dict[int, ConsumerLink] = {}
         self.rate = DispatchRate()
+        self.temporary = False  # gone with its last consumer
 
     def update_ready(self, link: ConsumerLink) -> None:
         """Tell the core whether this consumer can take more bytes now."""

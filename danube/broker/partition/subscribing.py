@@ -86,6 +86,12 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
     name = request.subscription
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
     if host is not None:
+        if host.temporary != request.temporary:
+            raise SubscriptionBusy(
+                f"subscription {name!r} is {'temporary' if host.temporary else 'no temporary one'}",
+                why="a temporary one goes with its last consumer",
+                hint="use another subscription name",
+            )
         if host.core.mode is not mode and (host.links or not hosted.reliable):
             raise SubscriptionBusy(
                 f"subscription {name!r} is {host.core.mode.label}",
@@ -106,10 +112,13 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
             name, mode, bytes_max=LOSSY_BYTES_MAX, records_max=LOSSY_RECORDS_MAX, key_of=Chunk.key_at
         )
         made = hosted.lossy[name] = LossyHost(hosted, lossy)
+        made.temporary = request.temporary
         return made
     hosted.read_metadata()  # another worker may just have committed settings of the subscription
     kind = request.start
-    if hosted.cursors is not None and (hosted.cursors.damage or name in hosted.cursors.lost):
+    if request.temporary:
+        pass  # nothing of an earlier one was kept
+    elif hosted.cursors is not None and (hosted.cursors.damage or name in hosted.cursors.lost):
         kind = "earliest"  # its cursor may be lost: repeat records rather than skip them
     elif request.epoch and not _may_be_lost(hosted, request.epoch):
         raise SubscriptionNotFound(
@@ -125,7 +134,9 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
         max_unacked=max_unacked_for(hosted.record, name, request.max_unacked),
         failure=failure_for(hosted.record, name, request.failure),
     )
-    return hosted.add_subscription(name, core)
+    added = hosted.add_subscription(name, core)
+    added.temporary = request.temporary
+    return added
 
 
 def _may_be_lost(hosted: HostedPartition, epoch: int) -> bool:
@@ -169,7 +180,9 @@ def subscribe(
             host.core.pace(consumer_id, now_ns)
     host.core.credit(consumer_id, request.credit_records)
     host.update_ready(link)
-    return Subscribed(joined.active, floor, hosted.high_watermark, hosted.core.epoch, ack_timeout_ms)
+    return Subscribed(
+        joined.active, floor, hosted.high_watermark, hosted.core.epoch, ack_timeout_ms, host.temporary
+    )
 
 
 def _displace(host: HostedSubscription | LossyHost, consumer_id: int) -> None:

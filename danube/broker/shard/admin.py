@@ -11,6 +11,7 @@ from danube.broker.operations.arguments import integer, listed, octets, struct_o
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
+from danube.core.batch.columns import BatchView
 from danube.core.dispatch.holed import HoledSubscription
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol.native import Admin, error_frame, result_frame
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _RANGE_BYTES: Final = 16
 _OFFSET_MAX: Final = 1 << 62
 _REASON_CHARACTERS_MAX: Final = 1024
+_PROGRESS: Final = ("subscription", "ack_floor", "lag", "damaged", "expired")
 Answer = Callable[[Any], None]
 NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 
@@ -51,6 +53,24 @@ def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) ->
 
 def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
     return hosted.statistics()
+
+
+def _partition_ends(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    return hosted.ends()
+
+
+def _row_mark(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    """Return the mark of the batch that begins at ``offset``; empty if there is none, or no such batch.
+
+    ``waiting``: it is not acknowledged yet.  Raises FetchPending if the store must be read first.
+    """
+    offset, end, mark = integer(args, "offset"), hosted.high_watermark, None
+    if hosted.log is not None and hosted.start <= offset < end:
+        chunk = hosted.chunk(offset)
+        place = chunk.places[chunk.find(offset)] if chunk.places else None
+        if place is not None and place.base_offset == offset:
+            mark = BatchView(chunk.batch(place)).row_mark
+    return {"mark": "" if mark is None else mark.text, "waiting": end <= offset < hosted.core.log_end}
 
 
 def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
@@ -85,6 +105,11 @@ def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns
     name = text(args, "subscription")
     host = hosted.lossy.get(name) or hosted.subscription(name)
     return {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
+
+
+def _subscription_progress(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    facts = _describe_subscription(hosted, args, now_ns)
+    return {name: facts[name] for name in _PROGRESS if name in facts}
 
 
 def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
@@ -224,10 +249,13 @@ CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_fa
 
 _OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
     "describe_partition": _describe_partition,
+    "partition_ends": _partition_ends,
+    "row_mark": _row_mark,
     "storage": _storage,
     "list_segments": _list_segments,
     "list_subscriptions": _list_subscriptions,
     "describe_subscription": _describe_subscription,
+    "subscription_progress": _subscription_progress,
     "offset_at": _offset_at,
     "seek": _seek,
     "delete_subscription": _delete_subscription,

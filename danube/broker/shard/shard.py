@@ -301,7 +301,7 @@ class Shard:
             body = subscribe(hosted, session, frame.handle, request, self._consumer_id, clock.monotonic_ns())
             reply = wire.control_frame(Kind.SUBSCRIBED, body, frame.correlation, frame.handle)
             self._deliveries.wake_one(hosted, request.subscription)
-            if known or not hosted.reliable:
+            if known or body.temporary or not hosted.reliable:
                 session.send(reply)
                 return
 

@@ -43,6 +43,7 @@ class Admin(Running[AdminPlans]):
     list_topics = awaited(AdminPlans.list_topics)
     topic = awaited(AdminPlans.topic)
     describe_topic = awaited(AdminPlans.describe_topic)
+    topic_ends = awaited(AdminPlans.topic_ends)
     list_subscriptions = awaited(AdminPlans.list_subscriptions)
     describe_subscription = awaited(AdminPlans.describe_subscription)
     seek = awaited(AdminPlans.seek)

@@ -43,6 +43,7 @@ class Admin(Running[AdminPlans]):
     list_topics = waited(AdminPlans.list_topics)
     topic = waited(AdminPlans.topic)
     describe_topic = waited(AdminPlans.describe_topic)
+    topic_ends = waited(AdminPlans.topic_ends)
     list_subscriptions = waited(AdminPlans.list_subscriptions)
     describe_subscription = waited(AdminPlans.describe_subscription)
     seek = waited(AdminPlans.seek)

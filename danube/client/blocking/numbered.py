@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from danube.client.blocking.client import Client
-from danube.client.machine.admin import view_of
+from danube.client.machine.admin import ends_of, view_of
 from danube.client.machine.numbered import NumberedPartition, check_round
 from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Plan, Reply, all_settled
@@ -234,16 +234,13 @@ class NumberedProducer:
         deadline = time.monotonic() + self._timeout_s
         end = None
         while True:
-            state = connection.run(self._describe(partition.partition))
+            (state,) = connection.run(ends_of(connection.session, [partition.partition]))
             end = int(state["log_end"]) if end is None else end
             if int(state["high_watermark"]) >= end:
                 return
             if time.monotonic() > deadline:
                 raise OperationTimeout(f"records of {partition.partition} were not acknowledged in time")
             time.sleep(_CONFIRM_PAUSE_S)
-
-    def _describe(self, partition: str) -> Plan[Any]:
-        return (yield self._client._session.admin("describe_partition", partition))
 
     def close(self) -> None:
         """Close the handles; the next run learns of batches without an answer."""

@@ -11,6 +11,7 @@ import msgspec
 from danube.client.machine.access_plans import AccessPlans
 from danube.client.machine.paging import WHOLE, answered, asked, page_of, rest_of, whole_list
 from danube.client.machine.reply import Plan
+from danube.client.machine.session import Session
 from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol import native as wire
@@ -237,6 +238,14 @@ class AdminPlans(AccessPlans):
         partitions = yield from self._of_partitions("describe_partition", view.partitions)
         return TopicDescription(topic=view, partitions=partitions)
 
+    def topic_ends(self, topic: str) -> Plan[list[Row]]:
+        """Where each partition begins and ends, in order; for whoever may read or write the topic.
+
+        ``start`` is None until the broker has heard from its store.
+        """
+        view = yield from self.lookup(topic)
+        return (yield from ends_of(self._session, view.partitions))
+
     def list_subscriptions(
         self, topic: str, *, after: str = "", limit: int | None = None, prefix: str = ""
     ) -> Plan[list[SubscriptionInfo]]:
@@ -367,17 +376,29 @@ class AdminPlans(AccessPlans):
         return (yield from self._of_partitions(op, view.partitions, **arguments))
 
     def _of_partitions(self, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
-        """Ask the owner of every partition at once; the first error is raised when all have answered."""
-        replies = [self._session.admin(op, partition, **arguments) for partition in partitions]
-        answers, errors = [], []
-        for reply in replies:
-            try:
-                answers.append((yield reply))
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-        return answers
+        return (yield from _asked_of(self._session, op, partitions, **arguments))
+
+
+def ends_of(session: Session, partitions: list[str]) -> Plan[list[Row]]:
+    """Where partitions begin and end; an earlier broker describes them whole, to whoever has View."""
+    try:
+        return (yield from _asked_of(session, "partition_ends", partitions))
+    except InvalidArgument:
+        return (yield from _asked_of(session, "describe_partition", partitions))
+
+
+def _asked_of(session: Session, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
+    """Ask the owner of every partition at once; the first error is raised when all have answered."""
+    replies = [session.admin(op, partition, **arguments) for partition in partitions]
+    answers, errors = [], []
+    for reply in replies:
+        try:
+            answers.append((yield reply))
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return answers
 
 
 def view_of(answer: Any) -> wire.TopicView:

@@ -176,6 +176,7 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
     """``start`` is used only when the subscription is made: earliest, latest, offset, time.
 
     ``epoch``: from this consumer's last SUBSCRIBED; 0: the consumer is new, and the subscription may be made.
+    ``temporary``: the subscription is never stored, and goes with its last consumer.
     """
 
     partition: str
@@ -192,6 +193,7 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
     topic_id: int = 0  # as in OpenProducer
     epoch: int = 0
     paced: bool = False  # on shared subscriptions acks decide how much of the credit can be used
+    temporary: bool = False
 
 
 class Subscribed(msgspec.Struct, omit_defaults=True):
@@ -200,6 +202,7 @@ class Subscribed(msgspec.Struct, omit_defaults=True):
     high_watermark: int = 0
     epoch: int = 0  # of the partition at its owner
     ack_timeout_ms: int = 0  # 0: no record times out
+    temporary: bool = False  # False too from a broker that makes no such subscriptions
 
 
 class Nack(msgspec.Struct, omit_defaults=True):

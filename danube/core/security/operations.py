@@ -181,6 +181,16 @@ def _own_subscription(topic_path: str) -> Needs:
     return needs
 
 
+def _ends_of(request: Any, state: Metadata) -> Iterator[Need]:
+    """Whoever reads, writes or looks at a topic may know where it ends."""
+    topic = topic_resource(_text(request, "partition"))
+
+    def otherwise(authority: Authority, identity: Identity, state: Metadata) -> bool:
+        return any(authority.decide(identity, one, topic).allowed for one in ("Produce", "View"))
+
+    yield Need("Consume", topic, otherwise)
+
+
 def _created_topic(request: Any, state: Metadata) -> Iterator[Need]:
     if value_in(request, "create"):
         yield Need("Produce", topic_resource(_text(request, "topic")))
@@ -358,10 +368,15 @@ ADMIN_ROWS: Final = (
     _row("forget_subscription", DESTROY, "ManageTopic", _ARGS_TOPIC, "forget a subscription's settings"),
     # at the owner of a partition
     _row("describe_partition", READ, "View", _PARTITION, "ends, sizes, producers"),
+    _special("partition_ends", READ, "Consume", "the topic; with Produce or View as well",
+             "first and last offsets, and what lies between without a record", _ends_of),
+    _row("row_mark", READ, "Produce", _PARTITION, "digest of the rows that a job has stored"),
     _row("storage", READ, "View", _PARTITION, "bytes of the partition by tier"),
     _row("list_segments", READ, "Consume", _PARTITION, "uploaded segments"),
     _row("list_subscriptions", READ, "View", _PARTITION, "subscriptions of the partition"),
     _row("describe_subscription", READ, "View", _PARTITION, "lag, consumers, what is in flight"),
+    _row("subscription_progress", READ, "Consume", _PARTITION, "how far a subscription is, and what it lost",
+         _own_subscription("partition")),
     _row("offset_at", READ, "Consume", _PARTITION, "the offset of a start position"),
     _row("seek", DESTROY, "ManageTopic", _PARTITION, "move a subscription"),
     _row("delete_subscription", DESTROY, "ManageTopic", _PARTITION, "delete a subscription"),

@@ -1,7 +1,7 @@
 """Tail of each partition, which only the running broker has: its present end, and its newest records.
 
-Records are read through a subscription that lives as long as one read.  Its name begins with
-``danube-spark-``, so one that a killed task has left behind is easy to find and delete.
+Records are read through a temporary subscription, so the right to consume is enough.  It goes with its
+consumer.  A broker of before keeps it: its name has ``danube-spark-``, and it is deleted after the read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from danube.core.dispatch.consumer_window import ConsumerWindow
 from danube.core.partition.policy import READER
 from danube.core.placement.recovered import History
 from danube.core.protocol import native as wire
-from danube.errors import DanubeError, FetchPending, OperationTimeout
+from danube.errors import DanubeError, FetchPending, InvalidArgument, NotAllowed, OperationTimeout
 from danube.limits import MIB
 from danube.wal.segments.holes import Hole, HoleKind
 
@@ -101,7 +101,7 @@ class Tail:
         """
         end_s = time.monotonic() + _WAIT_S
         while True:
-            described = self._live().admin.describe_topic(topic).partitions
+            described = self._live().admin.topic_ends(topic)
             unknown = [str(facts["partition"]) for facts in described if facts["start"] is None]
             if not unknown:
                 return [(str(facts["partition"]), _ends_of(facts)) for facts in described]
@@ -147,10 +147,11 @@ class Tail:
         """
         client = self._live()
         session, connection = client._session, client._connection
-        name = SUBSCRIPTION_PREFIX + uuid.uuid4().hex
+        name = _subscription_name(session.welcome.principal)
         body = wire.Subscribe(
             partition=partition, subscription=name, consumer=name, mode="exclusive", start="offset",
             start_value=start, credit_records=_CREDIT_RECORDS, credit_bytes=_CREDIT_BYTES, failure=READER,
+            temporary=True,
         )  # fmt: skip
         window = ConsumerWindow(_CREDIT_RECORDS, least=_CREDIT_RECORDS, most=_CREDIT_RECORDS)
         consumer = PartitionConsumer(session, body, 0, reliable=True, window=window)
@@ -184,21 +185,39 @@ class Tail:
     def _state(client: Client, partition: str, name: str) -> Mapping[str, Any]:
         """How the subscription stands; empty if the broker does not say now."""
         try:
-            return dict(asked(client, "describe_subscription", partition, _CLOSE_S, subscription=name))
+            return _progress(client, partition, name)
+        except NotAllowed:
+            raise
         except DanubeError:
             return {}
 
     @staticmethod
     def _forget(client: Client, consumer: PartitionConsumer, partition: str, name: str) -> None:
-        """Unsubscribe, and delete the subscription."""
+        """Unsubscribe, and delete the subscription where it does not go by itself."""
         connection = client._connection
         try:
             with connection.lock:
                 closed = consumer.close()
             connection.wait(closed, _CLOSE_S)
+            opened = consumer.opened
+            if opened.error is None and opened.settled and opened.value.temporary:
+                return
             asked(client, "delete_subscription", partition, _CLOSE_S, subscription=name)
         except DanubeError:
             pass  # a broker that is gone takes the reader with it, and not its subscription
+
+
+def _subscription_name(principal: str) -> str:
+    """A new name, which a namespace allows whose subscriptions are named after who consumes."""
+    _, colon, own = principal.partition(":")
+    return f"{own}{'-' if colon else ''}{SUBSCRIPTION_PREFIX}{uuid.uuid4().hex}"
+
+
+def _progress(client: Client, partition: str, name: str) -> dict[str, Any]:
+    try:
+        return dict(asked(client, "subscription_progress", partition, _CLOSE_S, subscription=name))
+    except InvalidArgument:  # from a broker of before
+        return dict(asked(client, "describe_subscription", partition, _CLOSE_S, subscription=name))
 
 
 def asked(client: Client, op: str, partition: str, timeout_s: float | None, **args: Any) -> Any:

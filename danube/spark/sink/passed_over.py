@@ -8,14 +8,18 @@ division into tasks, fails before it sends a row behind them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from danube.client.blocking.client import Client
 from danube.core.batch.columns import BatchView, scan
-from danube.errors import Conflict, OffsetOutOfRange
-from danube.spark.history.tail import Tail
+from danube.core.batch.row_mark import read_mark
+from danube.errors import Conflict, InvalidArgument, OffsetOutOfRange, OperationTimeout
+from danube.spark.history.tail import Tail, asked
 
+_STORED_S: Final = 30.0
+_ASK_S: Final = 0.02
 HINT: Final = "run it with the rows and partitions that it had, or under another jobId"
 
 
@@ -31,8 +35,36 @@ def stored_rows(client: Client, partition: str, batches: Sequence[tuple[int, int
     """Return a producer's stored rows, by the newest of its stored ``batches`` that is still there.
 
     ``batches`` are as :class:`danube.core.protocol.native.ProducerOpened` tells them.  None if they have
-    all expired, or were compacted away.
+    all expired, or were compacted away.  The right to produce is enough.
     """
+    for first, offset, count in reversed(batches):
+        try:
+            mark = read_mark(_mark_at(client, partition, offset))
+        except InvalidArgument:  # from a broker of before
+            return _read_rows(client, partition, batches)
+        if mark is not None:
+            return StoredRows(first + count, mark.digest, mark.last)
+    return None
+
+
+def _mark_at(client: Client, partition: str, offset: int) -> str:
+    """Return the mark of the batch at ``offset``, once consumers may see it; empty if it is gone."""
+    deadline_s = time.monotonic() + _STORED_S
+    while True:
+        told = asked(client, "row_mark", partition, _STORED_S, offset=offset)
+        if not told["waiting"]:
+            return str(told["mark"])
+        if time.monotonic() >= deadline_s:
+            raise OperationTimeout(
+                f"records of {partition} at offset {offset} are not acknowledged",
+                why=f"{_STORED_S:.0f} s have passed",
+                hint="look at the broker with `danube status`",
+            )
+        time.sleep(_ASK_S)
+
+
+def _read_rows(client: Client, partition: str, batches: Sequence[tuple[int, int, int]]) -> StoredRows | None:
+    """Return stored rows by reading the batches, which needs the right to consume."""
     tail = Tail.over(client)
     for first, offset, count in reversed(batches):
         try:

@@ -84,7 +84,7 @@ def _watch(options: PublishOptions, offered: int, progress: Progress, ended: thr
 
 
 def _records_in(client: Client, topic: str) -> int:
-    return sum(int(part["log_end"]) for part in client.admin.describe_topic(topic).partitions)
+    return sum(int(part["log_end"]) for part in client.admin.topic_ends(topic))
 
 
 FRAME_SCHEMA: Final = (

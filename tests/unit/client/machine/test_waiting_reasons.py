@@ -115,12 +115,12 @@ def test_a_spark_job_takes_no_unknown_start_for_a_known_one(monkeypatch: pytest.
     monkeypatch.setattr(tail, "_ASK_S", 0.01)
     starts: list[int | None] = [None, None, 4]
 
-    def described(_: str) -> Any:
+    def described(_: str) -> list[dict[str, Any]]:
         start = starts.pop(0) if len(starts) > 1 else starts[0]
-        return SimpleNamespace(partitions=[{"partition": "/default/t", "start": start, "high_watermark": 9}])
+        return [{"partition": "/default/t", "start": start, "high_watermark": 9}]
 
     reader = Tail("danube://nowhere:1")
-    reader._client = cast(Any, SimpleNamespace(admin=SimpleNamespace(describe_topic=described)))
+    reader._client = cast(Any, SimpleNamespace(admin=SimpleNamespace(topic_ends=described)))
     assert reader.ends("/default/t") == [("/default/t", PartitionEnds(4, 9))]
     starts[:] = [None]
     with pytest.raises(FetchPending, match="it is not known where /default/t begins"):

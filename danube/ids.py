@@ -23,6 +23,7 @@ TopicId = NewType("TopicId", int)
 
 NAME_PART_MAX = 200
 LABEL_BYTES_MAX = 256
+NAMES_END = "\x7f"  # behind every name, and put behind one it is behind all that begin with that
 
 _PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]{1,200}"  # a part of a path must not mean another folder
 _TOPIC = re.compile(rf"/({_PART})/({_PART})\Z")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.operations.arguments import Args, flag, text
+from danube.broker.operations.arguments import Args, flag, listed, text
 from danube.cluster.control.calls import ClusterStatus
 from danube.core.placement.balance import BalanceSettings
 from danube.errors import NotFound, WrongState
@@ -33,15 +33,14 @@ def member_status(status: dict[str, Any], state: Metadata) -> ClusterStatus:
     )  # fmt: skip
 
 
-def brokers(status: dict[str, Any], state: Metadata, args: Args) -> list[dict[str, Any]]:
-    return [
-        {
-            "broker_id": status["broker_id"], "mode": "active", "reason": "", "alive": True, "role": "leader",
-            "native_address": status.get("native", ""), "grpc_address": status.get("grpc", ""),
-            "admin_address": status.get("admin", ""), "metrics_address": status.get("metrics", ""),
-            "version": status.get("version", ""), "partitions": state.partition_count, "load": None,
-        }
-    ]  # fmt: skip
+def brokers(status: dict[str, Any], state: Metadata, args: Args) -> list[Any] | dict[str, Any]:
+    own = {
+        "broker_id": status["broker_id"], "mode": "active", "reason": "", "alive": True, "role": "leader",
+        "native_address": status.get("native", ""), "grpc_address": status.get("grpc", ""),
+        "admin_address": status.get("admin", ""), "metrics_address": status.get("metrics", ""),
+        "version": status.get("version", ""), "partitions": state.partition_count, "load": None,
+    }  # fmt: skip
+    return listed(args, [own], lambda one: one["broker_id"].zfill(20), lambda one: one)
 
 
 def deciding_broker(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, Any]:

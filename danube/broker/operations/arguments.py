@@ -1,9 +1,9 @@
 """Arguments of operations: plain values that a client sent, read one by one and checked.
 
 Every operation that lists takes ``after``, ``limit`` and ``prefix``.  With ``limit`` the answer is a map:
-``entries``, and ``after`` for the next page, nil where there is none.  A page ends early where it grows
-large.  Without ``limit`` the answer is a plain list of all entries, and an error where they are too many
-for one answer.
+``entries``, and ``after`` for the next page, nil where there is none.  A page has at most PAGE_ENTRIES_MAX
+entries and ends early where it grows large.  Without ``limit`` the answer is a plain list of all entries, and
+an error where they are too many for one answer.
 """
 
 from __future__ import annotations
@@ -88,27 +88,31 @@ def listed(
 
     ``shows`` tells by its key whether the asking one sees a row; else a page would end at what is hidden.
     """
-    chosen = selected(args, rows, key)
-    if shows is not None:
-        chosen = [row for row in chosen if shows(key(row))]
-    limit = integer(args, "limit", 0)
+    chosen: Iterable[_T] = selected(args, rows, key)
+    return paged(args, chosen if shows is None else (row for row in chosen if shows(key(row))), key, entry)
+
+
+def paged(
+    args: Args, rows: Iterable[_T], key: Callable[[_T], str], entry: Callable[[_T], Any]
+) -> list[Any] | dict[str, Any]:
+    """The first entries of rows that are chosen and in order; looks at one row behind the page."""
+    limit = min(integer(args, "limit", 0), PAGE_ENTRIES_MAX)
     entries: list[Any] = []
-    size = 0
-    for row in chosen[: min(limit, PAGE_ENTRIES_MAX) or None]:
+    size, last = 0, ""
+    for row in rows:
         one = entry(row)
         size += len(_encoder.encode(one))
-        if size > (PAGE_BYTES if limit else ANSWER_BYTES_MAX) and entries:
-            if not limit:
-                raise LimitExceeded(
-                    f"the list has {len(chosen)} entries, too many for one answer",
-                    why=f"an answer has at most {ANSWER_BYTES_MAX} bytes",
-                    hint="ask for pages: limit and after, or a prefix; newer clients do so by themselves",
-                )
-            break
+        if entries and (len(entries) == limit or size > (PAGE_BYTES if limit else ANSWER_BYTES_MAX)):
+            if limit:
+                return {"entries": entries, "after": last}
+            raise LimitExceeded(
+                f"the list has more than {len(entries)} entries, too many for one answer",
+                why=f"an answer has at most {ANSWER_BYTES_MAX} bytes",
+                hint="ask for pages: limit and after, or a prefix; newer clients do so by themselves",
+            )
         entries.append(one)
-    if not limit:
-        return entries
-    return {"entries": entries, "after": page_end(chosen, len(entries), key)}
+        last = key(row)
+    return {"entries": entries, "after": None} if limit else entries
 
 
 def selected(args: Args, rows: Iterable[_T], key: Callable[[_T], str]) -> list[_T]:
@@ -117,8 +121,3 @@ def selected(args: Args, rows: Iterable[_T], key: Callable[[_T], str]) -> list[_
     found = [row for row in rows if key(row) > after and key(row).startswith(prefix)]
     found.sort(key=key)
     return found
-
-
-def page_end(chosen: list[_T], count: int, key: Callable[[_T], str]) -> str | None:
-    """Return the key behind which the next page begins, after ``count`` of ``chosen``; None at the end."""
-    return key(chosen[count - 1]) if 0 < count < len(chosen) else None

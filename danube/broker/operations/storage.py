@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.broker.operations.arguments import Args, integer, page_end, selected, text
+from danube.broker.operations.arguments import Args, integer, text
 from danube.errors import DanubeError
+from danube.ids import NAMES_END
 from danube.limits import PAGE_ENTRIES_MAX
 
 if TYPE_CHECKING:
@@ -93,14 +95,16 @@ def _row(topic: str) -> dict[str, Any]:
 def _storage_status(operations: Operations, args: Args, answer: Answer) -> None:
     operations.refresh()
     topic = text(args, "topic", "")
-    found = [operations.topic(topic)] if topic else operations.state.topics(None)
-    records = selected(args, (one for one in found if one.policy.reliable), _name)
-    page = records[: min(integer(args, "limit", 0), PAGE_ENTRIES_MAX) or None]
-    _Gathering(operations, page, page_end(records, len(page), _name), answer).go_on()
-
-
-def _name(record: TopicRecord) -> str:
-    return record.topic
+    if topic:
+        operations.topic(topic)  # raises where there is none
+    found = operations.state.topics_by_name(
+        [(topic, f"{topic}\0" if topic else NAMES_END)], text(args, "prefix", ""), text(args, "after", "")
+    )
+    limit = min(integer(args, "limit", 0), PAGE_ENTRIES_MAX)
+    records = list(islice((one for one in found if one.policy.reliable), limit + 1 if limit else None))
+    page = records[: limit or None]
+    after = page[-1].topic if len(page) < len(records) else None
+    _Gathering(operations, page, after, answer).go_on()
 
 
 TABLE: dict[str, Operation] = {"storage_status": _storage_status}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from danube import __version__
-from danube.broker.operations.arguments import Args, integer, listed, struct_of, text
+from danube.broker.operations.arguments import Args, integer, listed, paged, struct_of, text
 from danube.broker.operations.context import proposing
 from danube.core.metadata.commands import (
     AddPartitions,
@@ -101,10 +101,15 @@ def _namespaces(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _list_topics(operations: Operations, args: Args, answer: Answer) -> None:
+    """Answer a page of what the caller may look up, without a look at what he may not."""
     operations.refresh()
-    namespace = args.get("namespace")
-    records = operations.state.topics(None if namespace is None else str(namespace))
-    answer(listed(args, records, lambda record: record.topic, topic_entry, operations.shows))
+    records = operations.state.topics_by_name(
+        operations.authority.topic_spans(operations.identity),
+        text(args, "prefix", ""),
+        text(args, "after", ""),
+        None if args.get("namespace") is None else text(args, "namespace"),
+    )
+    answer(paged(args, records, lambda record: record.topic, topic_entry))
 
 
 def _topic(operations: Operations, args: Args, answer: Answer) -> None:

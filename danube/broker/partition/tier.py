@@ -7,7 +7,7 @@ store does not answer, an object is missing or its bytes are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.core.partition.pending import NOTHING, Pending, together
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _log = telemetry.events("tier")
 WHOLE_BYTES_MAX: Final = 4 * BLOCK_BYTES  # smaller objects are fetched whole, with their footer
-SEGMENTS_LISTED_MAX: Final = 2_000  # of one answer
 NO_COMPACTION: Final = (False, 0)  # the mover's default: whether to compact, age of tombstones in ms
 AHEAD_STEP_BYTES: Final = 4 * BLOCK_BYTES
 AHEAD_SHARE: Final = 4  # one reader's window is at most the cache's size divided by this
@@ -337,14 +336,13 @@ class PartitionTier:
             "known": self.confirmed,
         }
 
-    def segments(self, after_offset: int) -> list[dict[str, Any]]:
-        """Return uploaded segments with records from ``after_offset`` on, at most SEGMENTS_LISTED_MAX."""
+    def segments(self, after_offset: int) -> Iterator[dict[str, Any]]:
+        """Uploaded segments with records from ``after_offset`` on."""
         manifest = self.manifest
         if manifest is None:
             raise self._unknown()
-        first = manifest.find(after_offset)
-        listed = range(first, min(first + SEGMENTS_LISTED_MAX, len(manifest)))
-        return [_described(self.identity, manifest.entry(number)) for number in listed]
+        listed = range(manifest.find(after_offset), len(manifest))
+        return (_described(self.identity, manifest.entry(number)) for number in listed)
 
     def pending(self) -> Pending:
         """Return the data that is only on this host, i.e. that the known manifest does not name.

@@ -20,7 +20,7 @@ from danube.core.security.operations import ADMIN, NATIVE, Row, judge
 from danube.core.security.principals import Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, NotAuthenticated
 
-_LISTS: Final = ("namespaces", "list_topics", "schema.subjects")
+_LISTS: Final = ("namespaces", "schema.subjects")
 SUGGESTS: Final = "did you mean "  # how a hint begins that has names
 UNUSED_GRANTS_MAX: Final = 64  # of a connection, before they are looked for
 JUDGED_AT_ONCE: Final = 1_000  # grants in one turn, when rights have changed
@@ -137,8 +137,6 @@ class Judging:
         if op not in _LISTS or asker.how == "internal":
             return None
         sight = Sight(self.authority, asker, self._state())
-        if op == "list_topics":
-            return sight.topics()
         return sight.namespace if op == "namespaces" else sight.subject
 
     def _demand(self, identity: Identity, row: Row, request: object) -> None:

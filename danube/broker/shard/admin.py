@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from danube.broker.operations.arguments import integer, listed, octets, struct_of, text
+from danube.broker.operations.arguments import integer, listed, octets, paged, struct_of, text
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from danube.broker.shard.storage import Storage
     from danube.broker.tiers.worker_tiers import Tiers
 
+SEGMENTS_LISTED_MAX: Final = 2_000  # without pages
 _RANGE_BYTES: Final = 16
 _OFFSET_MAX: Final = 1 << 62
 _REASON_CHARACTERS_MAX: Final = 1024
@@ -80,10 +82,25 @@ def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict
     return local | (tier.statistics() if tier is not None else {"tiered": False})
 
 
-def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[dict[str, Any]]:
-    """Return uploaded segments with records from ``after_offset`` on."""
+def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[Any] | dict[str, Any]:
+    """Return uploaded segments with records from ``after_offset`` on.
+
+    Without ``limit`` at most SEGMENTS_LISTED_MAX.
+    """
+    first, after = integer(args, "after_offset", 0), text(args, "after", "")
+    if after and not (after.isascii() and after.isdecimal()):
+        raise InvalidArgument(f"after={after[:40]!r} is not the `after` of a page")
     tier = hosted.tier
-    return [] if tier is None else tier.segments(integer(args, "after_offset", 0))
+    rows = iter(()) if tier is None else tier.segments(max(first, int(after[:20] or 0)))
+    prefix = text(args, "prefix", "")
+    found = (row for row in rows if (key := _segment_key(row)) > after and key.startswith(prefix))
+    limited = found if "limit" in args else islice(found, SEGMENTS_LISTED_MAX)
+    return paged(args, limited, _segment_key, lambda row: row)
+
+
+def _segment_key(row: dict[str, Any]) -> str:
+    """Return a segment's start, as wide as the largest, so that texts are in the order of numbers."""
+    return f"{row['start_offset']:020}"
 
 
 def _list_subscriptions(

@@ -28,6 +28,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.host.clock import monotonic_ns
+from danube.limits import PAGE_ENTRIES_MAX
 
 LOOK_INTERVAL_S = 0.05
 IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker where the end is
@@ -103,7 +104,8 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
             try:
                 receiver = await _receive_with(client, wish, printer)
             except TopicNotFound as error:
-                suggest_topic(error, [one.topic for one in await client.admin.list_topics()])
+                found = await client.admin.list_topics(limit=PAGE_ENTRIES_MAX)
+                suggest_topic(error, [one.topic for one in found])
                 raise
     _check_enough(wish, receiver)
 

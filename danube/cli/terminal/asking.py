@@ -14,6 +14,7 @@ from danube.cli.terminal.confirming import confirm
 from danube.cli.terminal.output import output_option, plain, show
 from danube.cli.terminal.services import Services
 from danube.errors import DanubeError, TopicNotFound
+from danube.limits import PAGE_ENTRIES_MAX
 
 
 class Broker:
@@ -38,9 +39,10 @@ class Broker:
         confirm(self._services, name, lost, yes)
 
     def suggest(self, error: TopicNotFound) -> None:
-        """Add a did-you-mean, from the topics that the broker has."""
+        """Add a did-you-mean, from the first topics that the broker has."""
         try:
-            suggest_topic(error, [plain(one)["topic"] for one in self.admin.list_topics()])
+            found = self.admin.list_topics(limit=PAGE_ENTRIES_MAX)
+            suggest_topic(error, [plain(one)["topic"] for one in found])
         except DanubeError:
             pass  # the first error is the one to tell
 

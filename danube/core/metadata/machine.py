@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import difflib
 import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -77,7 +79,13 @@ from danube.errors import (
     WrongState,
     broken,
 )
-from danube.ids import check_namespace, check_new_topic_name, check_topic_name, split_partition_name
+from danube.ids import (
+    NAMES_END,
+    check_namespace,
+    check_new_topic_name,
+    check_topic_name,
+    split_partition_name,
+)
 from danube.limits import NAMESPACES_MAX, PARTITIONS_MAX, TOPICS_MAX
 
 QUOTA_COMMANDS: Final = 1  # the level of commands that a broker must know before policies are set
@@ -91,7 +99,7 @@ _SUGGESTION_CANDIDATES_MAX: Final = 32
 class Metadata:
     """The agreed state of one broker or cluster.  ``version`` is the index of the last applied command."""
 
-    __slots__ = ("_by_id", "_namespaces", "_partition_count", "access", "cluster", "consumers",
+    __slots__ = ("_by_id", "_names", "_namespaces", "_partition_count", "access", "cluster", "consumers",
                  "next_topic_id", "quotas", "registry", "settings_count", "version")  # fmt: skip
 
     def __init__(self) -> None:
@@ -99,6 +107,7 @@ class Metadata:
         self.next_topic_id = 1
         self._namespaces: dict[str, dict[str, TopicRecord]] = {name: {} for name in NAMESPACES_ALWAYS}
         self._by_id: dict[int, TopicRecord] = {}
+        self._names: list[str] | None = None  # of topics, sorted; from the first list on
         self._partition_count = 0
         self.settings_count = 0  # of subscriptions, in all topics together
         self.registry = Registry()
@@ -165,6 +174,29 @@ class Metadata:
         if namespace is None:
             return [record for topics in self._namespaces.values() for record in topics.values()]
         return list(self._topics_of(namespace).values())
+
+    def topics_by_name(
+        self,
+        spans: Iterable[tuple[str, str]],
+        prefix: str = "",
+        after: str = "",
+        namespace: str | None = None,
+    ) -> Iterator[TopicRecord]:
+        """Topics by name, of these spans of names; no other topic is looked at.
+
+        Raises NotFound for an unknown namespace.
+        """
+        within = ""
+        if namespace is not None:
+            self._topics_of(namespace)
+            within = f"/{namespace}/"
+        if self._names is None:
+            self._names = sorted(name for topics in self._namespaces.values() for name in topics)
+        names, first = self._names, max(prefix, f"{after}\0", within)
+        end = min(prefix + NAMES_END, within + NAMES_END)
+        for low, high in spans:
+            for at in range(bisect_left(names, max(low, first)), bisect_left(names, min(high, end))):
+                yield self.topic(names[at])
 
     def namespaces(self) -> list[str]:
         return sorted(self._namespaces)
@@ -470,13 +502,18 @@ class Metadata:
 
     def _install(self, record: TopicRecord) -> None:
         namespace, _ = check_topic_name(record.topic)
-        self._namespaces[namespace][record.topic] = record
+        topics = self._namespaces[namespace]
+        if self._names is not None and record.topic not in topics:
+            insort(self._names, record.topic)
+        topics[record.topic] = record
         self._by_id[record.topic_id] = record
         self._count(record, 1)
 
     def _remove(self, record: TopicRecord) -> list[Change]:
         namespace, _ = check_topic_name(record.topic)
         del self._namespaces[namespace][record.topic]
+        if self._names is not None:
+            del self._names[bisect_left(self._names, record.topic)]
         del self._by_id[record.topic_id]
         self._count(record, -1)
         for consumer_id in self.consumers.ids_of(record.topic_id):

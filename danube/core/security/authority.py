@@ -17,7 +17,7 @@ from danube.core.metadata.commands import Binding
 from danube.core.metadata.roles import PERMISSIONS, Access
 from danube.core.security.principals import GIVEN_KINDS, Identity, Principal
 from danube.errors import InvalidName, NotAllowed, NotAuthenticated
-from danube.ids import check_topic_name, split_partition_name
+from danube.ids import NAMES_END, check_topic_name, split_partition_name
 from danube.limits import DECISIONS_KEPT_MAX, PRINCIPALS_KEPT_MAX
 
 IMPLIED: Final[dict[str, tuple[str, ...]]] = {
@@ -206,6 +206,20 @@ class Authority:
             return "Lookup" in held.at(namespace) or "Lookup" in held.at(Resource("topic", topic))
 
         return seen
+
+    def topic_spans(self, identity: Identity) -> list[tuple[str, str]]:
+        """Return spans of names, in their order, which hold the topics that a list shows to the identity."""
+        everywhere = self.decide(identity, "Lookup", CLUSTER)
+        if everywhere.allowed or not everywhere.authenticated:
+            return [("", NAMES_END)] if everywhere.allowed else []
+        held = self._holdings(identity.principal)
+        seen = {name for name in held.places("namespace") if "Lookup" in held.at(namespace_resource(name))}
+        spans = [(f"/{name}/", f"/{name}/{NAMES_END}") for name in seen]
+        for topic in held.places("topic"):
+            place = Resource("topic", topic)
+            if "Lookup" in held.at(place) and namespace_of(place) not in seen:
+                spans.append((topic, f"{topic}\0"))
+        return sorted(spans)
 
     def topics_held(self, identity: Identity) -> list[str]:
         """Topics and subjects on which roles are bound to the identity by name."""

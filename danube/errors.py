@@ -348,6 +348,12 @@ class EtcdRefused(Unavailable):
     exit_code = 5
 
 
+class IssuerUnavailable(Unavailable):
+    """The keys of the issuer of a token (``auth.oidc``) are not known now; the broker reads them again."""
+
+    code = 1217
+
+
 class FetchPending(Unavailable):
     """The bytes are not on this host yet: they are being fetched from the object store."""
 

@@ -16,7 +16,7 @@ from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.security.api_keys import identity_of_key, looks_like_api_key
 from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
 from danube.core.security.principals import ANONYMOUS, Identity
-from danube.errors import NotAuthenticated, TokenExpired
+from danube.errors import IssuerUnavailable, NotAuthenticated, TokenExpired
 from danube.host import clock, telemetry
 
 if TYPE_CHECKING:
@@ -55,17 +55,26 @@ class Admission:
         self.on_refused: Callable[[Identity, str, int, str], None] = _untold  # who, from where, code, why
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since when, and how many
 
+    def open(self) -> None:
+        """Begin to read the keys of the provider, if there is one."""
+        if self.credentials.provider is not None:
+            self.credentials.provider.keys.start()
+
+    def close(self) -> None:
+        if self.credentials.provider is not None:
+            self.credentials.provider.keys.stop()
+
     def admit(self, token: str, source: str, certificate: bytes = b"") -> Identity:
         """Return who holds the token, or the client certificate (DER) that TLS has verified.
 
-        Raises NotAuthenticated or TokenExpired, to be told after pause_s().
+        Raises NotAuthenticated, TokenExpired or IssuerUnavailable, to be told after pause_s().
         """
         if not token and not certificate:
             self._failed(source, NotAuthenticated.code, "no credential was given")
             raise NotAuthenticated(NO_CREDENTIAL, hint="give the client a token")
         try:
             identity = self._proven(token, certificate)
-        except (NotAuthenticated, TokenExpired) as error:
+        except (NotAuthenticated, TokenExpired, IssuerUnavailable) as error:
             self._failed(source, error.code, str(error.__cause__ or error))
             raise error.with_traceback(None) from None
         if why := self._access().credentials.revoked(identity):
@@ -151,7 +160,9 @@ def admission_of(config: BrokerConfig, access: Callable[[], Access]) -> Admissio
     if not auth.asks:
         return None
     credentials = credentials_of(auth, short_allowed=config.only_this_host)
-    return Admission(credentials, access, failures_per_minute=auth.failures_per_minute)
+    admission = Admission(credentials, access, failures_per_minute=auth.failures_per_minute)
+    admission.open()
+    return admission
 
 
 def refused(why: str) -> NotAuthenticated:

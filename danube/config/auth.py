@@ -21,9 +21,10 @@ from danube.config.sections import (
     parse_secret,
     parse_text,
 )
+from danube.core.security.principals import GIVEN_KINDS
 
 if TYPE_CHECKING:
-    from danube.host.credentials import Credentials
+    from danube.host.credentials import Credentials, Provider
 
 MODES: Final = ("none", "token", "tls")
 ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
@@ -70,6 +71,16 @@ def key_files(text: str) -> Iterator[KeyFile]:
         yield KeyFile(parts["kid"], parts["alg"], parts["file"], use == "sign")
 
 
+def parse_address(text: str) -> str:
+    """Check an address that keys are fetched from."""
+    from danube.host.issuer import check_address
+
+    text = text.strip()
+    if text:
+        check_address(text)
+    return text
+
+
 def _parse_names(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not all(name.isprintable() for name in names):
@@ -96,6 +107,13 @@ class AuthConfig:
     jwt_leeway_ms: int = declare(
         60_000, "jwt.leeway", parse_duration_ms, show=format_duration, least=0, most=300_000
     )
+    oidc_issuer: str = declare("", "oidc.issuer", parse_address)
+    oidc_audience: str = declare("", "oidc.audience", parse_text)
+    oidc_jwks_uri: str = declare("", "oidc.jwks_uri", parse_address)
+    oidc_ca_file: str = declare("", "oidc.ca_file", parse_text)
+    oidc_principal_claim: str = declare("sub", "oidc.principal_claim", parse_text)
+    oidc_principal_type: str = declare("user", "oidc.principal_type", parse_text, choices=GIVEN_KINDS)
+    oidc_groups_claim: str = declare("groups", "oidc.groups_claim", parse_text)
     failures_per_minute: int = declare(10, "failures_per_minute", parse_integer, least=1, most=100_000)
 
     @property
@@ -109,11 +127,13 @@ class AuthConfig:
 
     @property
     def has_key(self) -> bool:
-        return bool(self.jwt_secret_key or self.jwt_secret_key_file or self.jwt_keys)
+        return bool(self.jwt_secret_key or self.jwt_secret_key_file or self.jwt_keys or self.oidc_issuer)
 
 
 def credentials_of(auth: AuthConfig, *, short_allowed: bool) -> Credentials:
     """Return what checks and signs by this section; ConfigInvalid names a key that cannot be used.
+
+    Keys of ``auth.oidc`` are not read before its provider is started.
 
     ``short_allowed``: nobody but this host can guess a secret.
     """
@@ -127,7 +147,19 @@ def credentials_of(auth: AuthConfig, *, short_allowed: bool) -> Credentials:
         keys.append(secret_key("", auth.jwt_secret_key.reveal().encode(), short_allowed=short_allowed))
     elif auth.jwt_secret_key_file:
         keys.append(load_key("", "HS256", auth.jwt_secret_key_file, signs=True, short_allowed=short_allowed))
-    return Credentials(keys, issuer=auth.jwt_issuer, leeway_s=auth.jwt_leeway_ms // 1000)
+    leeway_s = auth.jwt_leeway_ms // 1000
+    return Credentials(keys, issuer=auth.jwt_issuer, leeway_s=leeway_s, provider=_provider_of(auth))
+
+
+def _provider_of(auth: AuthConfig) -> Provider | None:
+    if not auth.oidc_issuer:
+        return None
+    from danube.host.credentials import Provider
+    from danube.host.issuer import IssuerKeys
+
+    keys = IssuerKeys(auth.oidc_issuer, jwks_uri=auth.oidc_jwks_uri, ca_file=auth.oidc_ca_file)
+    claims = auth.oidc_principal_claim, auth.oidc_principal_type, auth.oidc_groups_claim
+    return Provider(keys, auth.oidc_audience, *claims)
 
 
 def contradictions(
@@ -152,9 +184,28 @@ def contradictions(
         yield Problem(origins["auth.jwt.secret_key"], what, "give one of them")
     if not auth.has_key and tls.client_certificates == "off":
         what = f"auth.mode is {auth.mode}, and there is no key that checks tokens"
-        yield Problem(origins["auth.mode"], what, "set auth.jwt.keys, or auth.jwt.secret_key_file")
+        hint = "set auth.jwt.keys, auth.jwt.secret_key_file, or auth.oidc"
+        yield Problem(origins["auth.mode"], what, hint)
+    yield from _of_provider(auth, origins)
     if auth.jwt_secret_key and not loopback and auth.jwt_secret_key.size_bytes < SECRET_BYTES_MIN:
         what = (
             f"auth.jwt.secret_key has less than {SECRET_BYTES_MIN} bytes, and others than this host may guess"
         )
         yield Problem(origins["auth.jwt.secret_key"], what, "take a longer one: openssl rand -hex 32")
+
+
+def _of_provider(auth: AuthConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what is missing in ``auth.oidc``, or said for nothing."""
+    if not auth.oidc_issuer:
+        for name in ("audience", "jwks_uri", "ca_file"):
+            if getattr(auth, f"oidc_{name}"):
+                what = f"auth.oidc.{name} is given without auth.oidc.issuer"
+                yield Problem(origins[f"auth.oidc.{name}"], what, "set the issuer, as its tokens spell it")
+        return
+    if not auth.oidc_audience:
+        what = "auth.oidc.issuer is given without auth.oidc.audience"
+        hint = "set the audience (aud) of tokens for this broker: others of the issuer are for other programs"
+        yield Problem(origins["auth.oidc.issuer"], what, hint)
+    if auth.oidc_issuer == auth.jwt_issuer:
+        what = "auth.oidc.issuer is auth.jwt.issuer as well"
+        yield Problem(origins["auth.jwt.issuer"], what, "an issuer's keys are in one place: take one of them")

@@ -5,6 +5,9 @@ algorithm belongs to the key and is never taken from the token; a token's ``kid`
 that were configured (RFC 8725).  Every refusal has one text, so that it helps nobody who guesses.  The reason
 is the error's cause, for the broker's log.
 
+A token with a ``kid`` that no key of the configuration has may be one of the *provider*, an OpenID Connect
+issuer: it needs the issuer and the audience that were configured, and a key of that issuer's.
+
 Checked tokens are remembered by the hash of their whole text, for half a minute at most.  A token's
 ``token_key`` is the hash of what is signed: a signature can be written in several ways, and a revoked token
 must not come back with another one.
@@ -13,6 +16,7 @@ must not come back with another one.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
@@ -20,7 +24,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import jwt
 from cryptography import x509
@@ -47,6 +51,10 @@ _TOKEN_ID_CHARACTERS_MAX: Final = 256
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\Z")
 DESCENT: Final = "danube_descent"  # the claim with the credentials that a token was asked for by
 DESCENT_NAMES_MAX: Final = 48  # some three for each credential: nobody needs tokens of tokens without end
+_TYPES: Final = ("JWT",)  # of a header
+_PROVIDER_TYPES: Final = ("JWT", "AT+JWT", "APPLICATION/AT+JWT")  # the latter two of RFC 9068
+_PROVIDER_CLAIMS: Final = ("iss", "sub", "exp", "nbf", "iat", "jti")  # with the meaning that they have here
+_PROVIDER_ALGORITHMS: Final = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}  # by kind of key
 _TEXTS: Final = ("iss", "sub", "principal_type", "principal_name")
 _CERTIFICATE_KINDS: Final = {f"danube:{kind}:": kind for kind in GIVEN_KINDS}
 
@@ -66,6 +74,26 @@ class Key(NamedTuple):
     algorithm: str
     public: Any
     private: Any = None
+
+
+class KeySource(Protocol):
+    """The keys of an issuer, which come and go (:class:`danube.host.issuer.IssuerKeys`)."""
+
+    @property
+    def issuer(self) -> str: ...
+    def find(self, key_id: str) -> Key: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Provider(NamedTuple):
+    """Whose tokens are taken besides, and which of their claims name the principal and its groups."""
+
+    keys: KeySource
+    audience: str
+    principal_claim: str = "sub"
+    principal_type: str = "user"
+    groups_claim: str = "groups"
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -135,21 +163,61 @@ def _read(file: str) -> bytes:
     return content
 
 
+def issuer_keys(document: bytes) -> dict[str, Key]:
+    """Return the keys of a JSON Web Key Set (RFC 7517) that tokens may be signed with, by kid.
+
+    All others are left out, secrets first of all: whoever reads the set could sign with them.  ValueError if
+    it is no such set.
+    """
+    found = json.loads(document)
+    entries = found.get("keys") if isinstance(found, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("it is no set of keys")
+    keys: dict[str, Key] = {}
+    for entry in entries:
+        key = _issuer_key(entry) if isinstance(entry, dict) else None
+        if key is not None:
+            keys.setdefault(key.key_id, key)
+    return keys
+
+
+def _issuer_key(entry: dict[str, Any]) -> Key | None:
+    key_id, kind = entry.get("kid"), entry.get("kty")
+    algorithm = _PROVIDER_ALGORITHMS.get(kind) if isinstance(kind, str) else None
+    if not key_id or not isinstance(key_id, str) or algorithm is None:
+        return None
+    if entry.get("alg", algorithm) != algorithm or entry.get("use", "sig") != "sig":
+        return None
+    try:
+        public = jwt.PyJWK(entry, algorithm).key
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None
+    return Key(key_id, algorithm, public) if _fits(algorithm, public) else None
+
+
 # -- checking and signing -------------------------------------------------------------------------
 
 
 class Credentials:
     """Checks what clients show, and signs tokens; one for each worker."""
 
-    def __init__(self, keys: Iterable[Key], *, issuer: str = "", leeway_s: int = LEEWAY_S) -> None:
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        *,
+        issuer: str = "",
+        leeway_s: int = LEEWAY_S,
+        provider: Provider | None = None,
+    ) -> None:
         """``issuer``: the only one whose tokens are taken; "" takes every one's."""
         self._keys = {key.key_id: key for key in keys}
         self._issuer = issuer
+        self.provider = provider
         self.leeway_s = leeway_s
         self._remembered: dict[bytes, tuple[Identity, int]] = {}  # until when, wall microseconds
 
     def check(self, text: str, now_us: int) -> Identity:
-        """Return who holds this token; raises NotAuthenticated or TokenExpired."""
+        """Return who holds this token; raises NotAuthenticated, TokenExpired or IssuerUnavailable."""
         name = _hash(text[: TOKEN_BYTES_MAX + 1])
         found = self._remembered.pop(name, None)
         if found is None or now_us >= found[1]:
@@ -233,33 +301,55 @@ class Credentials:
             )
         return token
 
-    def _claims(self, text: str, now_s: int) -> tuple[dict[str, Any], Key]:
+    def _claims(self, text: str, now_s: int) -> tuple[dict[str, Any], Key, tuple[str, ...]]:
+        """Return what a token says, the key that signed it, and of the provider's ones the groups."""
         if len(text) > TOKEN_BYTES_MAX or not _TOKEN.match(text):
             raise Refused("it is not three parts of base64url, or too long")
         try:
             header = jwt.get_unverified_header(text)
-            key = self._key_of(header)
+            key, provider = self._key_of(text, header)
+            issuer, audience = self._issuer or None, None
+            if provider is not None:
+                issuer, audience = provider.keys.issuer, provider.audience
             with _quiet(key):
                 claims: dict[str, Any] = jwt.decode(
-                    text, key.public, algorithms=[key.algorithm], issuer=self._issuer or None,
+                    text, key.public, algorithms=[key.algorithm], issuer=issuer, audience=audience,
                     options={"verify_exp": False, "verify_nbf": False, "verify_iat": False},
                 )  # fmt: skip
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             raise Refused(str(error)[:200]) from None
+        groups: tuple[str, ...] = ()
+        if provider is not None:
+            claims, groups = _provided(claims, provider)
         _check_claims(claims, now_s, self.leeway_s)
-        return claims, key
+        return claims, key, groups
 
-    def _key_of(self, header: dict[str, Any]) -> Key:
-        """Return the key that must have signed; the token's own word for its algorithm has to agree."""
+    def _key_of(self, text: str, header: dict[str, Any]) -> tuple[Key, Provider | None]:
+        """Return the key that must have signed; the token's own word for its algorithm has to agree.
+
+        A key of the provider comes with it.
+        """
         key_id = header.get("kid", "")
-        key = self._keys.get(key_id) if isinstance(key_id, str) else None
+        key, provider = self._keys.get(key_id), None
+        if key is None and key_id:
+            provider = self._provider_of(text)
+            key = None if provider is None else provider.keys.find(key_id)
         if key is None:
             raise Refused("no key has its kid")
         if header.get("alg") != key.algorithm:
             raise Refused(f"its algorithm is not {key.algorithm}")
-        if str(header.get("typ", "JWT")).upper() != "JWT" or not header.keys().isdisjoint(("crit", "b64")):
+        types = _TYPES if provider is None else _PROVIDER_TYPES
+        known = str(header.get("typ", "JWT")).upper() in types
+        if not known or not header.keys().isdisjoint(("crit", "b64")):
             raise Refused("its header asks for what is not known here")
-        return key
+        return key, provider
+
+    def _provider_of(self, text: str) -> Provider | None:
+        """Return the provider if a token says, unproven as yet, that it is its own."""
+        if self.provider is None:
+            return None
+        said = jwt.decode(text, options={"verify_signature": False})
+        return self.provider if said.get("iss") == self.provider.keys.issuer else None
 
 
 @contextmanager
@@ -282,12 +372,28 @@ def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def _identity(text: str, claims: dict[str, Any], key: Key) -> Identity:
+def _identity(text: str, claims: dict[str, Any], key: Key, groups: tuple[str, ...]) -> Identity:
     principal = Principal(claims["principal_type"], claims["principal_name"])
     expires_us, issued_us = claims["exp"] * 1_000_000, claims.get("iat", 0) * 1_000_000
     token_key, token_id = token_key_of(text), claims.get("jti", "")
     descent = tuple(claims.get(DESCENT, ()))
-    return Identity(principal, "token", expires_us, key.key_id, token_key, token_id, issued_us, descent)
+    return Identity(
+        principal, "token", expires_us, key.key_id, token_key, token_id, issued_us, descent, groups
+    )
+
+
+def _provided(claims: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return claims of the provider, which are proven, as a token of a broker has them, and the groups."""
+    name, groups = claims.get(provider.principal_claim), claims.get(provider.groups_claim, [])
+    if not isinstance(name, str) or not name:
+        raise Refused(f"its claim {provider.principal_claim} is missing or no text")
+    if provider.principal_claim == "email" and claims.get("email_verified") is not True:
+        raise Refused("its issuer has not verified the email that names it")
+    if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
+        raise Refused(f"its claim {provider.groups_claim} is no list of texts")
+    kept: dict[str, Any] = {one: claims[one] for one in _PROVIDER_CLAIMS if one in claims}
+    kept |= {"principal_type": provider.principal_type, "principal_name": name}
+    return kept, tuple(sorted(set(groups)))
 
 
 def _check_claims(claims: dict[str, Any], now_s: int, leeway_s: int) -> None:

@@ -25,6 +25,7 @@ from danube.core.security.principals import INTERNAL, Identity
 from danube.errors import (
     DanubeError,
     Draining,
+    IssuerUnavailable,
     LimitExceeded,
     NotAuthenticated,
     NotSupported,
@@ -438,7 +439,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         except DanubeError as error:
             buffer.start = buffer.end  # it holds taken frames until they are written
             server.turns.schedule_turn()
-            if server.admission is not None and isinstance(error, NotAuthenticated | TokenExpired):
+            late = isinstance(error, NotAuthenticated | TokenExpired | IssuerUnavailable)
+            if server.admission is not None and late:
                 self._refuse_late(error, server.admission.pause_s(self.host))
             else:
                 self.refuse(error)
@@ -466,8 +468,10 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
                     why=f"it was {self.identity.principal}, and now is {identity.principal}",
                     hint="connect again",
                 )
-            self.identity = identity
+            former, self.identity = self.identity, identity
             expires_s = server.identified(self)
+            if identity.groups != former.groups:
+                self.judge_again()
         self.send(wire.result_frame(expires_s, frame.correlation))
 
     def _refuse_late(self, error: DanubeError, pause_s: float) -> None:

@@ -76,8 +76,10 @@ class Peers:
         if request.forwarded or not isinstance(address, str) or not address:
             return False
         session = self._sessions.get(address) or self._connect(address)
-        on_behalf = str(asking.principal) if asking.how not in ("internal", "none") else request.on_behalf
-        body = Admin(request.op, request.partition, request.args, True, on_behalf)
+        on_behalf, groups = request.on_behalf, request.groups
+        if asking.how not in ("internal", "none"):
+            on_behalf, groups = str(asking.principal), asking.groups
+        body = Admin(request.op, request.partition, request.args, True, on_behalf, groups)
         reply = session.request(Kind.ADMIN, body, repeatable=False, timeout_ns=QUESTION_TIMEOUT_NS)
         reply.when_settled(lambda settled: answer(_outcome(settled)))
         return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, integer, listed, text
+from danube.broker.operations.arguments import Args, integer, listed, text, texts
 from danube.core.metadata.commands import (
     ApiKey,
     DeleteApiKey,
@@ -126,13 +126,18 @@ def _ttl_s(args: Args, default: int) -> int:
 
 
 def _can(operations: Operations, args: Args, answer: Answer) -> None:
-    """Whether a principal (default: the caller) has a permission on a resource, and by which binding."""
+    """Whether a principal (default: the caller) has a permission on a resource, and by which binding.
+
+    Groups of another are those that are named: only tokens tell who is in which.
+    """
     operations.refresh()
     named = text(args, "principal", "")
     own = not named or named == str(operations.identity.principal)
     identity = operations.identity
     if not own:  # whatever credentials it may show, none is older than now
         identity = Identity(Principal.parse(named), "named", issued_us=clock.wall_us())
+    if groups := texts(args, "groups"):
+        identity = identity._replace(groups=groups)
     permission = {one.lower(): one for one in PERMISSIONS}.get(text(args, "permission").lower())
     if permission is None:
         asked = args["permission"][:40]

@@ -120,7 +120,8 @@ class Judging:
         if row is None:
             what = f"operation {request.op[:80]!r} is not known"
             raise InvalidArgument(what, hint="the client may be newer")
-        if session.identity.how != "internal" and (request.forwarded or request.on_behalf):
+        told = request.forwarded or request.on_behalf or request.groups
+        if session.identity.how != "internal" and told:
             raise NotAllowed("only a broker forwards requests", hint="ask without `forwarded`")
         self._demand(asking(session.identity, request), row, request)
 
@@ -193,13 +194,13 @@ def asking(session_identity: Identity, request: Admin) -> Identity:
     """Return for whom a request is judged: a session of the broker itself may ask on behalf of another."""
     if session_identity.how != "internal" or not request.on_behalf:
         return session_identity
-    return _told(request.on_behalf)
+    return _told(request.on_behalf, request.groups)
 
 
-def _told(principal: str) -> Identity:
-    """Return the identity of a principal that the broker has written down."""
+def _told(principal: str, groups: tuple[str, ...] = ()) -> Identity:
+    """Return the identity of a principal that a broker has told or written down."""
     kind, _, name = principal.partition(":")
-    return Identity(Principal(kind, name), "forwarded")
+    return Identity(Principal(kind, name), "forwarded", groups=groups)
 
 
 class Recall:

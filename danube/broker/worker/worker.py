@@ -538,6 +538,8 @@ class Worker:
             await asyncio.sleep(0)
         if self.audit is not None:
             self.audit.close()
+        if self.admission is not None:
+            self.admission.close()
         self.metadata.close()
         self.counters.block.put(Counter.STATE, State.STOPPED)
         _log.info("worker stopped", worker=self.index)

@@ -46,7 +46,8 @@ def security() -> None:
     danube security tokens issue service_account:app --file app.token
     danube security can service_account:app produce /default/orders
 
-    PRINCIPAL is user:NAME or service_account:NAME.  A resource is /namespace/topic, /namespace, or cluster.
+    PRINCIPAL is user:NAME or service_account:NAME, in a binding also group:NAME.  A resource is
+    /namespace/topic, /namespace, or cluster.
     """
 
 
@@ -262,13 +263,15 @@ def delete_revocation(broker: Broker, kind: str, value: str) -> Any:
     security, "can", "Say whether a principal may do something, and why.",
     click.argument("principal"), click.argument("permission"),
     click.argument("resource", default="cluster"),
+    click.option("--group", "groups", multiple=True, help="As if it was in it.  May come several times."),
 )  # fmt: skip
-def can(broker: Broker, principal: str, permission: str, resource: str) -> Any:
+def can(broker: Broker, principal: str, permission: str, resource: str, groups: tuple[str, ...]) -> Any:
     """Say yes or no and why; exit code 5 for no.  The principal `me` is the caller.
 
     \b
     danube security can service_account:app produce /default/orders
     danube security can me ManageNamespace /default
+    danube security can user:ann produce /default/orders --group writers
     """
     if principal != "me" and principal.partition(":")[0] not in KINDS:
         raise InvalidArgument(
@@ -276,7 +279,7 @@ def can(broker: Broker, principal: str, permission: str, resource: str) -> Any:
         )
     scope, name = place_of(resource)
     asked = "" if principal == "me" else principal
-    found = plain(broker.admin.can(permission, name, scope=scope, principal=asked))
+    found = plain(broker.admin.can(permission, name, scope=scope, principal=asked, groups=groups))
     if broker.output == "json":
         show(found, "json")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from danube.client.machine.paging import page_of, whole_list
@@ -105,10 +106,20 @@ class AccessPlans:
         return dict(answer)
 
     def can(
-        self, permission: str, resource: str = "", *, scope: str = "topic", principal: str = ""
+        self,
+        permission: str,
+        resource: str = "",
+        *,
+        scope: str = "topic",
+        principal: str = "",
+        groups: Sequence[str] = (),
     ) -> Plan[Row]:
-        """Whether a principal (default: the caller) has a permission on a resource, and by which binding."""
+        """Whether a principal (default: the caller) has a permission on a resource, and by which binding.
+
+        ``groups``: names of groups that the principal is taken to be in; the broker knows those of callers.
+        """
         answer = yield self._session.admin(
-            "can", permission=permission, scope=scope, resource_name=resource, principal=principal
-        )
+            "can", permission=permission, scope=scope, resource_name=resource, principal=principal,
+            groups=list(groups),
+        )  # fmt: skip
         return dict(answer)

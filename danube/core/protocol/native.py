@@ -216,7 +216,7 @@ class Admin(msgspec.Struct, omit_defaults=True):
     """``partition`` routes the request to the partition's owner; "" is answered by any worker.
 
     A broker that is not the owner asks it, with ``forwarded``, which is asked no further.  ``on_behalf``: the
-    principal that asked that broker; only brokers say it.
+    principal that asked that broker, with its ``groups``; only brokers say it.
     """
 
     op: str
@@ -224,6 +224,7 @@ class Admin(msgspec.Struct, omit_defaults=True):
     args: dict[str, Any] = {}
     forwarded: bool = False
     on_behalf: str = ""
+    groups: tuple[str, ...] = ()
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):

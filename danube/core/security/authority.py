@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from danube.core.metadata.commands import Binding
 from danube.core.metadata.roles import PERMISSIONS, Access
-from danube.core.security.principals import GIVEN_KINDS, Identity, Principal
+from danube.core.security.principals import GIVEN_KINDS, GROUP, Identity, Principal
 from danube.errors import InvalidName, NotAllowed, NotAuthenticated
 from danube.ids import NAMES_END, check_topic_name, split_partition_name
 from danube.limits import DECISIONS_KEPT_MAX, PRINCIPALS_KEPT_MAX
@@ -98,13 +98,14 @@ _Held = dict[str, Decision]  # by permission
 
 
 class _Holdings:
-    """Permissions that one principal holds, by resource."""
+    """Permissions that one principal holds, itself or by its groups, by resource."""
 
     __slots__ = ("_by_place",)
 
-    def __init__(self, access: Access, principal: Principal) -> None:
+    def __init__(self, access: Access, principal: Principal, groups: Iterable[str]) -> None:
         self._by_place: dict[Resource, _Held] = {}
-        for binding in access.bindings_of(principal.kind, principal.name):
+        holders = (principal, *(Principal(GROUP, name) for name in groups))
+        for binding in (one for kind, name in holders for one in access.bindings_of(kind, name)):
             place = Resource(binding.scope, binding.resource_name)
             places = {place, SOMEWHERE, Resource("somewhere", namespace_of(place))}
             for name in binding.role_names:
@@ -134,7 +135,9 @@ class _Holdings:
 
 def _reason(binding: Binding, role: str) -> str:
     place = Resource(binding.scope, binding.resource_name)
-    return f"role {role}, bound to it on {place} by binding {binding.id}"
+    group = binding.principal_type == GROUP
+    holder = f"{GROUP}:{binding.principal_name}, which it is in," if group else "it"
+    return f"role {role}, bound to {holder} on {place} by binding {binding.id}"
 
 
 def super_admins_of(names: Iterable[str]) -> frozenset[Principal]:
@@ -162,7 +165,7 @@ class Authority:
         self._access = access
         self._super_admins = super_admins
         self._version = -1
-        self._held: dict[Principal, _Holdings] = {}
+        self._held: dict[tuple[Principal, tuple[str, ...]], _Holdings] = {}
         self._decisions: dict[tuple[Identity, str, Resource], Decision] = {}
 
     @property
@@ -199,7 +202,7 @@ class Authority:
         everywhere = self.decide(identity, "Lookup", CLUSTER)
         if everywhere.allowed or not everywhere.authenticated:
             return lambda topic: everywhere.allowed
-        held = self._holdings(identity.principal)
+        held = self._holdings(identity)
 
         def seen(topic: str) -> bool:
             namespace = Resource("namespace", topic[1 : topic.find("/", 1)])
@@ -224,7 +227,7 @@ class Authority:
     def topics_held(self, identity: Identity) -> list[str]:
         """Topics and subjects on which roles are bound to the identity by name."""
         self._catch_up()
-        return self._holdings(identity.principal).places("topic")
+        return self._holdings(identity).places("topic")
 
     def may_bind(self, identity: Identity, binding: Binding) -> Decision:
         """Whether the identity may make, replace or delete this binding.
@@ -237,7 +240,7 @@ class Authority:
             return everything
         place = Resource(binding.scope, binding.resource_name)
         namespace = namespace_of(place)
-        if not namespace or binding.principal_type not in GIVEN_KINDS:
+        if not namespace or binding.principal_type not in (*GIVEN_KINDS, GROUP):
             return everything
         delegated = self.decide(identity, "ManageNamespace", Resource("namespace", namespace))
         if not delegated.allowed:
@@ -261,12 +264,13 @@ class Authority:
             self._held.clear()
             self._decisions.clear()
 
-    def _holdings(self, principal: Principal) -> _Holdings:
-        found = self._held.get(principal)
+    def _holdings(self, identity: Identity) -> _Holdings:
+        key = identity.principal, identity.groups
+        found = self._held.get(key)
         if found is None:
             if len(self._held) >= PRINCIPALS_KEPT_MAX:
                 self._held.clear()
-            found = self._held[principal] = _Holdings(self._access(), principal)
+            found = self._held[key] = _Holdings(self._access(), *key)
         return found
 
     def _judge(self, identity: Identity, permission: str, resource: Resource) -> Decision:
@@ -279,7 +283,7 @@ class Authority:
             return _ANONYMOUS
         if principal in self._super_admins:
             return _SUPER_ADMIN
-        return self._holdings(principal).find(permission, resource)
+        return self._holdings(identity).find(permission, resource)
 
 
 def refusal(

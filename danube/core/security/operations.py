@@ -313,7 +313,8 @@ def _for_oneself(request: Any, state: Metadata) -> Iterator[Need]:
         ttl_s = value_in(request, "args.ttl_s")
         short = ttl_s is None or (isinstance(ttl_s, int) and ttl_s <= OWN_TOKEN_TTL_S_MAX)
         named = value_in(request, "args.principal")
-        return short and (named is None or named in ("", str(identity.principal)))
+        alone = named is None or named in ("", str(identity.principal))
+        return short and alone and not value_in(request, "args.groups")
 
     yield Need("ManageCluster", CLUSTER, own)
 

@@ -14,7 +14,8 @@ from danube.ids import check_label
 
 # Kinds that a credential may name; besides there are broker_internal, and anonymous for who shows none.
 GIVEN_KINDS: Final = ("user", "service_account")
-BOUND_KINDS: Final = (*GIVEN_KINDS, "broker_internal")  # that a binding may name
+GROUP: Final = "group"  # what an issuer says its users are in; bindings name it, nobody comes in as one
+BOUND_KINDS: Final = (*GIVEN_KINDS, "broker_internal", GROUP)  # that a binding may name
 
 
 class Principal(NamedTuple):
@@ -55,6 +56,7 @@ class Identity(NamedTuple):
     token_id: str = ""  # a token's jti
     issued_us: int = 0  # 0: the credential does not say; then it counts as older than any other
     descent: tuple[str, ...] = ()  # of a token that the broker signed: by which credentials it was asked for
+    groups: tuple[str, ...] = ()  # that the token's issuer says the principal is in
 
     @property
     def author(self) -> str:

@@ -24,6 +24,7 @@ from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import (
     DanubeError,
     InvalidArgument,
+    IssuerUnavailable,
     LimitExceeded,
     NotAllowed,
     NotAuthenticated,
@@ -367,7 +368,9 @@ class GrpcConnection(GrpcSocket):
         if stream.local_closed:
             return
         guard = self._door.guard
-        if guard is not None and isinstance(error, NotAllowed | NotAuthenticated | TokenExpired):
+        if guard is not None and isinstance(
+            error, NotAllowed | NotAuthenticated | TokenExpired | IssuerUnavailable
+        ):
             self._answer_late(guard, [stream], error)
             return
         if guard is not None and isinstance(error, DanubeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 
 from danube.broker.admission import GUESSING_S, MINUTE_NS, REFUSAL_S, SOURCES_MAX, Admission
@@ -9,8 +11,8 @@ from danube.core.metadata.commands import ApiKey, DeleteApiKey, PutApiKey, Revoc
 from danube.core.metadata.machine import Metadata
 from danube.core.security.api_keys import api_key_text, hash_of_key
 from danube.core.security.principals import Principal
-from danube.errors import NotAuthenticated, TokenExpired
-from danube.host.credentials import Credentials, secret_key
+from danube.errors import IssuerUnavailable, NotAuthenticated, TokenExpired
+from danube.host.credentials import Credentials, Provider, secret_key
 
 NOW_US = 1_700_000_000_000_000
 CREDENTIALS = Credentials([secret_key("", b"a secret of thirty-two bytes, or more")])
@@ -116,3 +118,42 @@ def test_nothing_but_a_good_api_key_is_exchanged(entrance: Entrance) -> None:
         with pytest.raises(NotAuthenticated, match="not accepted"):
             entrance.admission.exchange(text, "192.0.2.1")
     assert entrance.admission.pause_s("192.0.2.1") == GUESSING_S, "failures count like others"
+
+
+def test_keys_that_are_not_there_count_as_a_refusal_and_are_named(entrance: Entrance) -> None:
+    told: list[int] = []
+    entrance.admission.on_refused = lambda identity, source, code, why: told.append(code)
+    entrance.admission.credentials = cast(Any, Away())
+    for _ in range(4):
+        with pytest.raises(IssuerUnavailable):
+            entrance.admission.admit("a.b.c", "192.0.2.1")
+    assert told == [IssuerUnavailable.code] * 4
+    assert entrance.admission.pause_s("192.0.2.1") == GUESSING_S
+
+
+class Away:
+    def check(self, text: str, now_us: int) -> None:
+        raise IssuerUnavailable("the keys are being read")
+
+
+class Source:
+    issuer = "https://id.example"
+
+    def __init__(self) -> None:
+        self.course: list[str] = []
+
+    def start(self) -> None:
+        self.course.append("start")
+
+    def stop(self) -> None:
+        self.course.append("stop")
+
+
+def test_keys_of_a_provider_are_read_from_open_to_close() -> None:
+    source = Source()
+    provider = Provider(cast(Any, source), "danube")
+    for credentials in (Credentials([], provider=provider), CREDENTIALS):
+        admission = Admission(credentials, lambda: Metadata().access, failures_per_minute=3)
+        admission.open()
+        admission.close()
+    assert source.course == ["start", "stop"]

@@ -78,6 +78,17 @@ def test_the_environment_names_nested_keys(tmp_path: Path) -> None:
             "two keys",
         ),
         ("auth: {jwt: {keys: [{kid: [a]}]}}", "takes one value, not a list"),
+        ("auth: {mode: token, oidc: {issuer: 'https://id.example'}}", "without auth.oidc.audience"),
+        ("auth: {mode: token, oidc: {audience: d}, jwt: {secret_key: a}}", "audience is given without"),
+        ("auth: {mode: token, oidc: {jwks_uri: 'https://a'}, jwt: {secret_key: a}}", "jwks_uri is given"),
+        ("auth: {mode: token, oidc: {ca_file: a}, jwt: {secret_key: a}}", "ca_file is given without"),
+        (
+            "auth: {mode: token, oidc: {issuer: 'https://a', audience: d}, jwt: {issuer: 'https://a'}}",
+            "auth.jwt.issuer as well",
+        ),
+        ("auth: {oidc: {issuer: 'http://id.example'}}", "is not https"),
+        ("auth: {oidc: {jwks_uri: 'file:///keys'}}", "is not https"),
+        ("auth: {oidc: {principal_type: broker_internal}}", "not one of user, service_account"),
         ("auth: {jwt: {secret: x}}", "unknown key 'auth.jwt.secret'"),
         ("auth: {failures_per_minute: 0}", "below the least allowed"),
     ],
@@ -101,6 +112,23 @@ def test_the_keys_check_and_the_first_that_may_signs(tmp_path: Path) -> None:
     assert credentials.check(signed, 1_000_000).key_id == "k"
     old = credentials.sign(Principal("user", "ada"), 60, 1_000_000, key_id="")
     assert credentials.check(old, 1_000_000).key_id == ""
+
+
+def test_an_issuer_is_a_source_of_keys(tmp_path: Path) -> None:
+    issuer = "https://id.example/realms/x"
+    auth = config(tmp_path, f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: danube}}}}").auth
+    provider = credentials_of(auth, short_allowed=False).provider
+    assert provider is not None and provider.keys.issuer == issuer
+    assert provider[1:] == ("danube", "sub", "user", "groups")
+    given = "principal_claim: azp, principal_type: service_account, groups_claim: roles"
+    text = f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: danube, {given}}}}}"
+    changed = credentials_of(config(tmp_path, text).auth, short_allowed=False).provider
+    assert changed is not None and changed[1:] == ("danube", "azp", "service_account", "roles")
+    missing = config(
+        tmp_path, f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: d, ca_file: /no}}}}"
+    )
+    with pytest.raises(ConfigInvalid, match=r"auth\.oidc\.ca_file /no cannot be read"):
+        credentials_of(missing.auth, short_allowed=False)
 
 
 def test_a_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Authenticate, Expiring, Hello, Kind, Welcome
 from danube.core.security.principals import Identity, Principal
-from danube.errors import DanubeError, NotAuthenticated, Overloaded, TokenExpired
+from danube.errors import DanubeError, IssuerUnavailable, NotAuthenticated, Overloaded, TokenExpired
 from danube.host.credentials import Credentials, secret_key
 from danube.server.native import NativeConnection, NativeServer
 from tests.unit.broker_parts import Received, frames_in
@@ -153,6 +155,45 @@ def test_a_token_of_another_ends_the_connection() -> None:
         assert client.transport.closed and client.connection.identity.principal.name == "app"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("groups", "judged"), [(("a",), 0), (("b",), 1)], ids=["the same", "others"])
+def test_other_groups_of_a_newer_token_are_looked_at_at_once(groups: tuple[str, ...], judged: int) -> None:
+    async def run() -> None:
+        door = Asking()
+        client = Client(door)
+        identities = [Identity(Principal("user", "ada"), "token", groups=one) for one in (("a",), groups)]
+        door.server.admission = cast(Any, SimpleNamespace(
+            admit=lambda *_: identities.pop(0), now_us=lambda: NOW_US, revoked=lambda _: False,
+        ))  # fmt: skip
+        client.send(hello("first"))
+        looks: list[int] = []
+        door.server.router.judging = SimpleNamespace(again=lambda session: looks.append(1) or 1)
+        client.send(wire.control_frame(Kind.AUTHENTICATE, Authenticate("second"), 2))
+        assert len(looks) == judged and client.connection.identity.groups == groups
+
+    asyncio.run(run())
+
+
+def test_an_issuer_that_is_away_is_told_late_and_may_be_tried_again() -> None:
+    async def run() -> None:
+        door = Asking()
+        client = Client(door)
+        assert door.server.admission is not None
+        away = IssuerUnavailable("read again")
+        door.server.admission.credentials = cast(Any, SimpleNamespace(check=_raising(away)))
+        assert client.send(hello("x")) == []
+        error = await refusal(client)
+        assert isinstance(error, IssuerUnavailable) and error.retryable
+
+    asyncio.run(run())
+
+
+def _raising(error: DanubeError) -> Callable[..., Any]:
+    def check(*_: Any) -> Any:
+        raise error
+
+    return check
 
 
 def test_the_end_is_announced_and_comes() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from danube.broker.clustered.directory import Directory
@@ -28,7 +29,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, FrameDecoder, Kind, OpenProducer
-from danube.core.security.principals import Identity
+from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import DanubeError, OwnerMoved, Unavailable
 from danube.host import clock
 from tests.unit.broker_parts import RecordingSession, RoutedBench
@@ -272,6 +273,31 @@ def test_what_is_not_asked_on(address: Any, forwarded: bool) -> None:
     request = Admin("describe_partition", TOPIC, {}, forwarded)
     answered: Callable[[Any], None] = lambda value: None  # noqa: E731
     assert not peers.forward(OwnerMoved("elsewhere", address=address), request, answered)
+
+
+@pytest.mark.parametrize(
+    ("asking", "told"),
+    [
+        (Identity(Principal("user", "ann"), "token", groups=("a", "b")), ("user:ann", ("a", "b"))),
+        (INTERNAL, ("user:bob", ("c",))),
+    ],
+    ids=["a client", "the broker itself"],
+)
+def test_a_request_goes_on_with_who_asked_and_the_groups(
+    asking: Identity, told: tuple[str, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Admin] = []
+
+    def request(kind: Kind, body: Admin, **_: Any) -> Any:
+        sent.append(body)
+        return SimpleNamespace(when_settled=lambda settled: None)
+
+    peers = Peers(cast(Any, SimpleNamespace()))
+    monkeypatch.setattr(peers, "_connect", lambda address: SimpleNamespace(request=request))
+    request_of = Admin("describe_partition", TOPIC, {}, False, "user:bob", ("c",))
+    assert peers.forward(OwnerMoved("elsewhere", address="b2:1"), request_of, lambda value: None, asking)
+    assert [(one.on_behalf, one.groups, one.forwarded) for one in sent] == [(*told, True)]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent[0]), type=Admin) == sent[0]
 
 
 def test_the_lease_that_processes_share() -> None:

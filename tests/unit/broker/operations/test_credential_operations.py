@@ -171,6 +171,16 @@ def test_can_tells_yes_or_no_and_why(bench: Bench) -> None:
     bench.ask("revoke", kind="principal", value="user:anna")
     again = bench.ask("can", permission="Lookup", resource_name="/default/t", principal="user:anna")
     assert again["allowed"], "credentials that come later are good"
+    group = {**put, "id": "g", "principal_type": "group", "principal_name": "team", **place}
+    roles.TABLE["put_binding"](bench.operations, group, answers.append)
+    bench.proposals.step()
+    asked = {"permission": "Produce", "resource_name": "/default/t", "principal": "user:bert"}
+    assert not bench.ask("can", **asked)["allowed"]
+    assert "group:team" in bench.ask("can", groups=["other", "team"], **asked)["reason"]
+    member = Identity(Principal("user", "bert"), "token", groups=("team",))
+    assert bench.ask("can", member, permission="Produce", resource_name="/default/t")["allowed"]
+    with pytest.raises(InvalidArgument, match="groups"):
+        bench.ask("can", groups="team", **asked)
     for scope, name in (("namespace", "/default"), ("cluster", "")):
         found = bench.ask("can", permission="View", scope=scope, resource_name=name, principal="user:anna")
         assert not found["allowed"] and found["resource_name"] == name.removeprefix("/")

@@ -157,13 +157,23 @@ def test_the_broker_itself_needs_no_role_and_keeps_no_grant(court: Court) -> Non
 
 def test_only_a_broker_asks_for_another(court: Court) -> None:
     court.bind("admin")
-    for request in (Admin("topic", forwarded=True), Admin("topic", on_behalf="user:root")):
+    told = (
+        Admin("topic", forwarded=True),
+        Admin("topic", on_behalf="user:root"),
+        Admin("topic", groups=("a",)),
+    )
+    for request in told:
         with pytest.raises(NotAllowed, match="only a broker"):
             court.judging.admin(court.session, request)
     court.session.identity = INTERNAL
     with pytest.raises(NotAllowed, match="service_account:bob"):
         court.judging.admin(court.session, Admin("topic", "", {"topic": TOPIC}, True, "service_account:bob"))
     assert asking(INTERNAL, Admin("topic")) is INTERNAL
+    forwarded = Admin("topic", "", {"topic": TOPIC}, True, "user:bob", ("team",))
+    with pytest.raises(NotAllowed, match="user:bob"):
+        court.judging.admin(court.session, forwarded)
+    court._apply(PutBinding(binding=Binding("team", "group", "team", ("viewer",), "topic", TOPIC)))
+    court.judging.admin(court.session, forwarded)
 
 
 def test_only_a_broker_has_producers_that_no_limit_counts(court: Court) -> None:

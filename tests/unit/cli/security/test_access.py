@@ -134,10 +134,12 @@ def test_can_answers_yes_or_no_and_why(danube: Line) -> None:
         "can",
         "produce",
         "/default/orders",
-        {"scope": "topic", "principal": APP},
+        {"scope": "topic", "principal": APP, "groups": ()},
     )
     danube.admin.answers["can"] = {"allowed": False, "reason": "no binding"}
     assert danube("can", "me", "View", exit_code=5).stdout == "no: no binding\n"
-    assert danube.admin.calls[-1] == ("can", "View", "", {"scope": "cluster", "principal": ""})
+    assert danube.admin.calls[-1] == ("can", "View", "", {"scope": "cluster", "principal": "", "groups": ()})
+    danube("can", APP, "View", "--group", "a", "--group", "b", exit_code=5)
+    assert danube.admin.calls[-1][-1] == {"scope": "cluster", "principal": APP, "groups": ("a", "b")}
     assert json.loads(danube("can", "me", "View", "-o", "json", exit_code=5).stdout)["allowed"] is False
     assert "no principal" in danube("can", "alice", "View", exit_code=2).stderr

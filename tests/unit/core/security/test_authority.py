@@ -223,6 +223,35 @@ def test_lists_show_what_may_be_looked_up(site: Site) -> None:
         site.authority.demand(ANNA, "Lookup", somewhere_in("bb"))
 
 
+def test_groups_have_rights_and_lend_them(site: Site) -> None:
+    in_group = ANNA._replace(groups=("readers", "writers"))
+    site.bind(Identity(Principal("group", "writers"), ""), "producer", "topic", "/default/orders", "team")
+    assert site.allowed(in_group, "Produce", ORDERS) and not site.allowed(ANNA, "Produce", ORDERS)
+    assert not site.allowed(ANNA._replace(groups=("writer",)), "Produce", ORDERS)
+    assert not site.allowed(Identity(Principal("user", "writers"), "token"), "Produce", ORDERS)
+    assert not site.allowed(Identity(Principal("group", "writers"), "token"), "Produce", ORDERS), (
+        "no principal"
+    )
+    decision = site.authority.decide(in_group, "Produce", ORDERS)
+    who = "group:writers, which it is in,"
+    assert decision.reason == f"role producer, bound to {who} on topic /default/orders by binding team"
+    assert site.authority.sees_topic(in_group)("/default/orders")
+    assert not site.authority.sees_topic(ANNA)("/default/orders")
+    assert site.authority.topics_held(in_group) == ["/default/orders"] and not site.authority.topics_held(
+        ANNA
+    )
+    site.bind(ANNA, "producer", "topic", "/default/orders", "own")
+    assert site.authority.decide(in_group, "Produce", ORDERS).reason.endswith("by binding own")
+    for name in ("team", "own"):
+        site.put(DeleteBinding(scope="topic", resource_name="/default/orders", id=name))
+    assert not site.allowed(in_group, "Produce", ORDERS)
+
+
+def test_a_group_s_name_is_no_administrator_s() -> None:
+    site = Site("root")
+    assert not site.allowed(ANNA._replace(groups=("root",)), "View", CLUSTER)
+
+
 # -- delegation ---------------------------------------------------------------------------------------
 
 
@@ -244,6 +273,8 @@ def binding_for(roles: str, scope: str, resource: str, kind: str = "user") -> Bi
         (binding_for("producer", "topic", "/team2/t"), False),
         (binding_for("producer", "topic", "team"), False),  # a subject
         (binding_for("producer", "namespace", "team", "broker_internal"), False),
+        (binding_for("producer", "namespace", "team", "group"), True),
+        (binding_for("admin", "namespace", "team", "group"), False),
     ],
 )
 def test_a_namespace_admin_gives_away_what_it_holds(site: Site, binding: Binding, allowed: bool) -> None:

@@ -134,3 +134,10 @@ def test_an_existing_binding_is_replaced_by_whoever_could_make_it() -> None:
 def test_one_s_own_token_lives_for_a_day_at_most(args: dict[str, Any], may: bool) -> None:
     assert allowed("producer", ADMIN["issue_token"], Admin("issue_token", "", args)) == may
     assert allowed("admin", ADMIN["issue_token"], Admin("issue_token", "", args))
+
+
+def test_what_groups_could_do_is_told_to_administrators() -> None:
+    assert allowed("producer", ADMIN["can"], Admin("can", "", {"principal": "user:producer"}))
+    assert allowed("producer", ADMIN["can"], Admin("can", "", {"groups": []}))
+    assert not allowed("producer", ADMIN["can"], Admin("can", "", {"groups": ["writers"]}))
+    assert allowed("admin", ADMIN["can"], Admin("can", "", {"groups": ["writers"]}))

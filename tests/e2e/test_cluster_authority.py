@@ -15,41 +15,49 @@ from danube.broker.processes.directories import METADATA
 from danube.cluster.log.committed import read_committed
 from danube.cluster.log.node_files import load_node
 from danube.core.partition.policy import FailurePolicy
-from danube.errors import DanubeError, NotAllowed, NotAuthenticated
+from danube.errors import DanubeError, IssuerUnavailable, NotAllowed, NotAuthenticated
 from danube.host.tls import TlsFiles
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e import test_cluster_tls
+from tests.fakes.issuer import AUDIENCE, Issuer
 
 WITHIN_S = 10.0  # a change reaches the other brokers, and their sweep looks once a second
 
 
 class Site(test_cluster_tls.Site):
-    """The cluster, in which the service account ``root`` may do everything."""
+    """The cluster, in which the service account ``root`` may do everything, and an issuer of tokens."""
 
-    def ask_everybody(self) -> None:
+    def ask_everybody(self, issuer: Issuer) -> None:
+        self.issuer = issuer
         for broker in self.cluster.brokers:
             broker.environment |= {
                 "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__SUPER_ADMINS": "service_account:root",
                 "DANUBE_AUDIT__MODE": "on",
+                "DANUBE_AUTH__OIDC__ISSUER": issuer.name, "DANUBE_AUTH__OIDC__AUDIENCE": AUDIENCE,
             }  # fmt: skip
         self.client = self.of("root")
 
     def of(self, name: str) -> TlsFiles:
         return self.servers.sign(name, f"URI:danube:service_account:{name}", "extendedKeyUsage=clientAuth")
 
-    def connect_as(self, files: TlsFiles, broker: BrokerProcess) -> danube.sync.Client:
+    def connect_as(self, files: TlsFiles, broker: BrokerProcess, token: str = "") -> danube.sync.Client:
         options = danube.TlsOptions(
             ca_file=self.server.ca_file, cert_file=files.cert_file, key_file=files.key_file
         )
-        return danube.sync.connect(f"danube+tls://127.0.0.1:{broker.port}", tls=options, timeout=15)
+        return danube.sync.connect(
+            f"danube+tls://127.0.0.1:{broker.port}", tls=options, timeout=15, token=token
+        )
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("cluster-authority"))
-    made.ask_everybody()
+    issuer = Issuer()
+    issuer.use("one")
+    made.ask_everybody(issuer)
     with made.cluster:
         yield made
+    issuer.close()
 
 
 def test_requests_are_forwarded_for_who_asked(site: Site) -> None:
@@ -74,6 +82,26 @@ def test_requests_are_forwarded_for_who_asked(site: Site) -> None:
                 client.admin.delete_topic(topic)
         with site.connect_as(nobody, broker) as client, pytest.raises(NotAllowed):
             client.admin.describe_topic(topic)
+
+
+def test_groups_are_forwarded_with_who_asked(site: Site) -> None:
+    topic, brokers = "/default/grouped", site.cluster.brokers
+    nameless = site.servers.sign("nameless", "DNS:proxy", "extendedKeyUsage=clientAuth")
+    with site.connect(brokers[0]) as root:
+        root.admin.create_topic(topic, partitions=6)
+        root.admin.put_binding("g", "group:viewers", ["viewer"], "topic", topic)
+    for broker in brokers:
+
+        def described(token: str, broker: BrokerProcess = broker) -> bool:
+            try:
+                with site.connect_as(nameless, broker, token) as client:
+                    return len(client.admin.describe_topic(topic).partitions) == 6
+            except (NotAllowed, IssuerUnavailable):
+                return False  # this broker has not heard of the binding yet, or not read the keys
+
+        member = site.issuer.token("ann", "viewers")
+        wait_until(lambda token=member: described(token), 60.0, "a group is known by every broker")
+        assert not described(site.issuer.token("bob", "others"))
 
 
 def test_dead_letters_reach_another_broker(site: Site) -> None:

@@ -215,7 +215,7 @@ class Authority:
         everywhere = self.decide(identity, "Lookup", CLUSTER)
         if everywhere.allowed or not everywhere.authenticated:
             return [("", NAMES_END)] if everywhere.allowed else []
-        held = self._holdings(identity.principal)
+        held = self._holdings(identity)
         seen = {name for name in held.places("namespace") if "Lookup" in held.at(namespace_resource(name))}
         spans = [(f"/{name}/", f"/{name}/{NAMES_END}") for name in seen]
         for topic in held.places("topic"):

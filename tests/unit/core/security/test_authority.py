@@ -237,6 +237,8 @@ def test_groups_have_rights_and_lend_them(site: Site) -> None:
     assert decision.reason == f"role producer, bound to {who} on topic /default/orders by binding team"
     assert site.authority.sees_topic(in_group)("/default/orders")
     assert not site.authority.sees_topic(ANNA)("/default/orders")
+    assert site.authority.topic_spans(in_group) == [("/default/orders", "/default/orders\0")]
+    assert not site.authority.topic_spans(ANNA)
     assert site.authority.topics_held(in_group) == ["/default/orders"] and not site.authority.topics_held(
         ANNA
     )

@@ -160,6 +160,9 @@ def test_brokers_share_what_a_namespace_may_deliver(tmp_path: Path) -> None:
                 best = max(best, (now - before) * 1e9 / (now_ns - since_ns))
                 before, since_ns = now, now_ns
             assert best >= 0.8 * SUM, "the others deliver nothing, so its broker has nearly all"
+            for one in cluster.brokers:
+                with sync.connect(one.address) as elsewhere:
+                    wait_until(partial(told, elsewhere), 60, "what is delivered is known there")
             wide = Reader(first.address, "/team/wide")
             time.sleep(10)
             alone.stop()
@@ -168,6 +171,12 @@ def test_brokers_share_what_a_namespace_may_deliver(tmp_path: Path) -> None:
             assert wide.got, "it has its turns beside the other one"
             # A second is saved at each broker's share of the limit.
             assert alone.got + wide.got <= SUM * (1.1 * elapsed_s + 2)
+
+
+def told(client: Any) -> bool:
+    [row] = client.admin.quotas()
+    assert (row["name"], row["quota"], row["limit"]) == ("team", "max_dispatch_rate", SUM)
+    return bool(0.5 * SUM <= row["used"] <= 2.2 * SUM)
 
 
 def paced(client: Any) -> bool:

@@ -173,6 +173,9 @@ def test_topics_of_two_workers_share_the_rate_of_their_namespace_and_its_stored_
             elapsed_s = (time.monotonic_ns() - began_ns) / 1e9
             # A second is saved, and each producer's last batch is answered a second after it came at most.
             assert elapsed_s >= count / RATE - 1 - 1 - 4 * batch / RATE
+            top = await client.admin.quotas()
+            assert [(row["quota"], row["limit"]) for row in top] == [("max_publish_rate", RATE)]
+            assert 0 < top[0]["used"] <= 2.5 * RATE, "a second is saved, and one is owed"
             await client.admin.set_namespace_policy("team", max_publish_rate=0, max_storage_bytes=1_000)
             async with client.producer(topics[0], timeout=5) as producer:
                 with pytest.raises(QuotaExceeded) as refused:

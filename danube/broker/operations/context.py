@@ -70,13 +70,15 @@ class Operations:
         """``store``: the condition of the object store; None where storage is local.
 
         The router sets ``ask_owner``, which carries out an operation at the owner of a partition (partition,
-        op, args, answer).  Where access is controlled, the worker sets ``authority`` and ``signer``.
+        op, args, answer).  The worker sets ``used_of``: what a namespace or tenant uses of its limits on
+        rates and bytes.  Where access is controlled, it sets ``authority`` and ``signer``.
         """
         self.ask_owner: AskOwner
         self.identity = INTERNAL
         self.authority = EVERYBODY
         self.shows: Callable[[str], bool] | None = None  # of a list, by its key; None: everything
         self.signer: TokenSigner | None = None
+        self.used_of: Callable[[str], dict[str, int]] = lambda whose: {}
         self.refresh = refresh
         self.status = status
         self.examinations = examinations

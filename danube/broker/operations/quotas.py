@@ -10,7 +10,7 @@ import msgspec
 from danube.broker.operations.arguments import Args, filled, listed, struct_of, text
 from danube.broker.operations.context import proposing
 from danube.core.metadata.commands import DeleteTenant, PutTenant, SetNamespacePolicy
-from danube.core.metadata.policies import NOTHING, NamespacePolicy, Tenant
+from danube.core.metadata.policies import NOTHING, SUMS, SUMS_OF_ALL, NamespacePolicy, Tenant
 from danube.errors import InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -102,19 +102,25 @@ def _put_tenant(operations: Operations, args: Args, answer: Answer) -> None:
 
 
 def _quotas(operations: Operations, args: Args, answer: Answer) -> None:
-    """List the namespaces and tenants that have a limit of a sum, with what they use of it."""
+    """List the namespaces and tenants that have a limit of a sum, with what they use of it.
+
+    Rates are of the last seconds, over all brokers.
+    """
     operations.refresh()
     state = operations.state
     rows: list[tuple[str, str, NamespacePolicy, Sequence[str]]] = [
         *(("namespace", name, policy, (name,)) for name, policy in state.quotas.policies()),
         *(("tenant", one.name, one.quota, one.namespaces) for one in state.quotas.tenants()),
     ]
-    found = [
-        {"of": of, "name": name, "quota": f"max_{what}", "used": used, "limit": limit}
-        for of, name, policy, namespaces in rows
-        for what, used in usage(state, namespaces).items()
-        if (limit := getattr(policy, f"max_{what}"))
-    ]
+    found = []
+    for of, name, policy, namespaces in rows:
+        used = {f"max_{what}": count for what, count in usage(state, namespaces).items()}
+        if policy.limits_taking or policy.limits_dispatch:
+            used |= operations.used_of(f"{of} {name}")
+        for quota in (*SUMS, *SUMS_OF_ALL):
+            if limit := getattr(policy, quota):
+                row = {"of": of, "name": name, "quota": quota, "used": used.get(quota, 0), "limit": limit}
+                found.append(row)
     answer(listed(args, found, _place, lambda row: row))
 
 

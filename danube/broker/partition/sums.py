@@ -8,6 +8,7 @@ in sums of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -15,8 +16,9 @@ from danube.broker.partition.limits import LimitedPartition, storage_full, store
 from danube.core.dispatch.rate import DispatchSum
 from danube.core.partition.publish_rate import SumRate
 from danube.core.placement.load_report import demands_of
-from danube.core.placement.shares import NOTHING, key_of, share
+from danube.core.placement.shares import NOTHING, Demand, key_of, share
 from danube.host import clock
+from danube.ipc.usage import NOT_USED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     from danube.core.metadata.machine import Metadata
     from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.publish_rate import PublishRate, SharedDebt
-    from danube.core.placement.shares import Demand
     from danube.errors import QuotaExceeded
-    from danube.ipc.usage import Usage
+    from danube.ipc.usage import Usage, Used
 
 Demands = dict[int, "Mapping[str, Demand]"]
 """By broker that is alive, what it has told of each sum."""
 
+LOOKS: Final = 6  # of the last five seconds, between which rates are told
 _RATES: Final = {"take": SumRate, "dispatch": DispatchSum}
 
 
@@ -93,10 +95,20 @@ class Sums:
     """The sums that the partitions of one worker count in."""
 
     def __init__(
-        self, open_usage: Callable[[], Usage], state: Callable[[], Metadata], broker_id: int = 0
+        self,
+        open_usage: Callable[[], Usage],
+        state: Callable[[], Metadata],
+        broker_id: int = 0,
+        *,
+        look: Callable[[], Mapping[int, Used]],
     ) -> None:
-        """``open_usage`` is called when the first sum is limited.  ``broker_id``: 0 on a single host."""
+        """``open_usage`` is called when the first sum is limited here.  ``broker_id``: 0 on a single host.
+
+        ``look``: the figures of all sums by key, over all workers.
+        """
         self._open_usage = open_usage
+        self._look = look
+        self._looks: deque[tuple[int, Mapping[int, Used]]] = deque(maxlen=LOOKS)
         self._state = state
         self._broker_id = broker_id
         self._usage: Usage | None = None
@@ -132,11 +144,18 @@ class Sums:
 
     def second(self, partitions: Iterable[SummedPartition]) -> None:
         """Count what is stored, and follow the reports of other brokers; once a second."""
-        usage = self._usage
-        if usage is None or not self._sums:
-            return
-        stored = self._stored(partitions)
-        policies, demands = self._policies(), self._demands()
+        policies = self._policies() if self._state().quotas else {}
+        if self._usage is not None and self._sums:
+            self._follow(self._usage, policies, partitions)
+        if policies:
+            self._looks.append((clock.monotonic_ns(), self._look()))
+        else:
+            self._looks.clear()
+
+    def _follow(
+        self, usage: Usage, policies: Mapping[SumName, NamespacePolicy], partitions: Iterable[SummedPartition]
+    ) -> None:
+        stored, demands = self._stored(partitions), self._demands()
         for name, one in list(self._sums.items()):
             policy = policies.get(name)
             if policy is None:
@@ -158,6 +177,44 @@ class Sums:
                 for rate in counted:
                     stored[rate] += size_bytes
         return stored
+
+    def used(self, whose: str) -> dict[str, int]:
+        """Return what is used of each limit of a namespace or tenant, over all workers and brokers.
+
+        Rates are of the last seconds; those of other brokers, and what they store, are of their last reports.
+        """
+        taken, delivered = (self._figures(SumName(whose, kind).key) for kind in _RATES)
+        return {
+            "max_publish_rate": round(taken.records),
+            "max_publish_bytes": round(taken.size_bytes),
+            "max_storage_bytes": taken.stored_bytes,
+            "max_dispatch_rate": round(delivered.records),
+            "max_dispatch_bytes": round(delivered.size_bytes),
+        }
+
+    def _figures(self, key: int) -> Demand:
+        found = [self._here(key)]
+        for broker_id, told in self._demands().items():
+            if broker_id != self._broker_id:
+                found.append(told.get(str(key), NOTHING))
+        return Demand(
+            sum(one.records for one in found),
+            sum(one.size_bytes for one in found),
+            stored_bytes=sum(one.stored_bytes for one in found),
+        )
+
+    def _here(self, key: int) -> Demand:
+        """Return the rates of this broker between the looks, and what it stores."""
+        if not self._looks:
+            return NOTHING
+        (first_ns, first), (last_ns, last) = self._looks[0], self._looks[-1]
+        before, now = first.get(key, NOT_USED), last.get(key, NOT_USED)
+        seconds = max(1.0, (last_ns - first_ns) / 1e9)
+        return Demand(
+            max(0, now.records - before.records) / seconds,
+            max(0, now.size_bytes - before.size_bytes) / seconds,
+            stored_bytes=now.stored_bytes,
+        )
 
     def _policies(self) -> dict[SumName, NamespacePolicy]:
         """The policies that limit sums, by the name of their sum."""

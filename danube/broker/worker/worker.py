@@ -55,6 +55,7 @@ from danube.host import clock, telemetry
 from danube.host.handshakes import HANDSHAKES_MAX, Handshakes
 from danube.host.tls import TlsFiles, TlsPort, TlsWatch
 from danube.ipc.counters import Counter, State, snapshot
+from danube.ipc.usage import used
 from danube.limits import WRITE_BYTES_MAX
 from danube.schema.model import Checks, Compatibility
 from danube.wal.log.log import LogOptions
@@ -116,11 +117,14 @@ class Worker:
         self._mover: LinkClient | None = None
         self.shard = self._make_shard(partitions)
         broker_id = self.cluster.broker_id if self.cluster is not None else 0
-        self.shard.sums = Sums(context.usage, lambda: self.metadata.state, broker_id)
+        sums = self.shard.sums = Sums(
+            context.usage, lambda: self.metadata.state, broker_id, look=partial(used, context.region)
+        )
         self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)
         operations = self._make_operations()
+        operations.used_of = sums.used
         self.router = Router(
             context.worker, context.workers, self.shard, operations,
             schedule_turn=self.schedule_turn,

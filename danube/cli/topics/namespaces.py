@@ -179,9 +179,12 @@ def delete_tenant(broker: Broker, tenant: str, yes: bool) -> Any:
     columns=QUOTA_COLUMNS,
 )
 def top(broker: Broker, count: int) -> Any:
-    """Show the quotas of namespaces and tenants by the share that is used."""
-    rows = [{**one, "percent": round(100 * one["used"] / one["limit"])} for one in broker.admin.quotas()]
-    return sorted(rows, key=lambda row: (-row["used"] / row["limit"], row["of"], row["name"]))[:count]
+    """Show the quotas of namespaces and tenants by the share that is used.
+
+    Rates are records and bytes a second, of the last seconds, over all brokers.
+    """
+    rows = broker.admin.quotas()[:count]
+    return [{**one, "percent": round(100 * one["used"] / one["limit"])} for one in rows]
 
 
 def _used(usage: dict[str, int]) -> str:

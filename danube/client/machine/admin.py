@@ -368,8 +368,15 @@ class AdminPlans(AccessPlans):
         yield self._session.admin("delete_tenant", repeatable=False, name=name)
 
     def quotas(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[Row]]:
-        """Quotas that are set on sums, and how much of each is used."""
-        return (yield from whole_list(self._session, "quotas", page_of(after, limit, prefix)))
+        """Quotas that are set on sums, and how much of each is used, over all brokers.
+
+        Rates are a second's, of the last seconds.  The whole list begins with what is used most; pages go by
+        names.
+        """
+        rows: list[Row] = yield from whole_list(self._session, "quotas", page_of(after, limit, prefix))
+        if not after and limit is None:
+            rows.sort(key=lambda row: (-row["used"] / row["limit"], row["of"], row["name"]))
+        return rows
 
     def _everywhere(self, op: str, topic: str, **arguments: Any) -> Plan[list[Any]]:
         view = yield from self.lookup(topic)

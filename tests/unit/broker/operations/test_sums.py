@@ -31,7 +31,10 @@ class Summed(Limited):
         super().__init__(root)
         self.region = region
         self.opened = 0
-        self.shard.sums = Sums(self._open_usage, lambda: self.proposals.state, 1)
+        self.shard.sums = Sums(
+            self._open_usage, lambda: self.proposals.state, 1, look=lambda: used(self.region)
+        )
+        self.router.operations.used_of = self.shard.sums.used
         for topic in (TEAM, ELSEWHERE):
             self.proposals.create(topic)
 
@@ -189,3 +192,44 @@ def test_policies_name_the_sums(bench: Summed) -> None:
     assert answer["policy"]["max_publish_rate"] == 0
     bench.limit(max_publish_rate=5)
     assert bench.ask("namespace_policy", namespace="default")["effective"]["max_publish_rate"] == 5
+
+
+def quotas(bench: Summed) -> dict[str, tuple[int, int]]:
+    return {f"{row['name']} {row['quota']}": (row["used"], row["limit"]) for row in bench.ask("quotas")}
+
+
+def test_quotas_tell_rates_and_bytes_over_all_workers_and_brokers(
+    bench: Summed, region: Region, at: list[int]
+) -> None:
+    assert quotas(bench) == {}
+    bench.shard.second()
+    bench.limit(max_publish_rate=1_000, max_publish_bytes=1 << 20, max_storage_bytes=1 << 30, max_topics=5)
+    bench.ask("put_tenant", name="acme", namespaces=["default"], quota={"max_dispatch_rate": 500})
+    handle = bench.produce("p")
+    assert quotas(bench)["default max_publish_rate"] == (0, 1_000), "nobody has looked yet"
+    theirs = Usage(region, 1).slot(key_of("namespace default"))
+    for second in range(10):
+        bench.shard.second()
+        at[0] += 1_000_000_000
+        if second >= 3:
+            bench.send(handle, 30)
+            theirs.take(20, 2_000)
+    bench.consume("s", "c", start="earliest", credit=200)
+    bench.turn()
+    bench.shard.second()
+    found = quotas(bench)
+    assert found["default max_publish_rate"] == (50, 1_000)
+    assert found["default max_topics"] == (2, 5)
+    assert found["default max_publish_bytes"][0] > 20 * 100
+    hosted = bench.shard.partitions[ORDERS]
+    assert hosted.log is not None and found["default max_storage_bytes"][0] == hosted.log.local_bytes
+    delivered = used(region)[key_of("tenant acme dispatch")].records
+    assert delivered and found["acme max_dispatch_rate"] == (round(delivered / 5), 500)
+    for broker_id in (1, 2):
+        bench.broker(broker_id)
+    bench.report(1, "namespace default", Demand(900.0, 0.0, False, 900))  # its own: the words are newer
+    bench.report(2, "namespace default", Demand(100.4, 0.0, False, 300))
+    bench.report(2, "tenant acme dispatch", Demand(7.0, 1.0))
+    more = quotas(bench)
+    assert more["default max_publish_rate"] == (150, 1_000)
+    assert more["default max_storage_bytes"][0] == hosted.log.local_bytes + 300

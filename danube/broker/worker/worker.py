@@ -117,14 +117,11 @@ class Worker:
         self._mover: LinkClient | None = None
         self.shard = self._make_shard(partitions)
         broker_id = self.cluster.broker_id if self.cluster is not None else 0
-        sums = self.shard.sums = Sums(
-            context.usage, lambda: self.metadata.state, broker_id, look=partial(used, context.region)
-        )
+        self.sums = self.shard.sums = self._make_sums(broker_id)
         self.compactor = self._make_compactor()
         self.examinations = Examinations(loop.call_soon_threadsafe)
         self.remote = RemoteSessions(self.channel, self.shard, self._deliver, self.refresh_metadata)
         operations = self._make_operations()
-        operations.used_of = sums.used
         self.router = Router(
             context.worker, context.workers, self.shard, operations,
             schedule_turn=self.schedule_turn,
@@ -160,6 +157,10 @@ class Worker:
         self._servers: list[asyncio.Server | Handshakes] = []
         self.certificates: TlsWatch | None = None
 
+    def _make_sums(self, broker_id: int) -> Sums:
+        look = partial(used, self.context.region)
+        return Sums(self.context.usage, lambda: self.metadata.state, broker_id, look=look)
+
     def _make_operations(self) -> Operations:
         operations = Operations(
             self.metadata, self.proposals, self.examinations,
@@ -171,6 +172,7 @@ class Worker:
             compatibility_checks=Checks(self.config.schema.compatibility_checks),
             store=self.shard.tiers.store if self.shard.tiers is not None else None,
         )  # fmt: skip
+        operations.used_of = self.sums.used
         operations.signer = self.admission.credentials if self.admission is not None else None
         return operations
 

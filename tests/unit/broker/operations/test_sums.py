@@ -229,7 +229,6 @@ def test_quotas_tell_rates_and_bytes_over_all_workers_and_brokers(
         bench.broker(broker_id)
     bench.report(1, "namespace default", Demand(900.0, 0.0, False, 900))  # its own: the words are newer
     bench.report(2, "namespace default", Demand(100.4, 0.0, False, 300))
-    bench.report(2, "tenant acme dispatch", Demand(7.0, 1.0))
     more = quotas(bench)
     assert more["default max_publish_rate"] == (150, 1_000)
     assert more["default max_storage_bytes"][0] == hosted.log.local_bytes + 300

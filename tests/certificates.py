@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from danube.cluster.links.tls import TlsContexts, contexts
 from danube.host.tls import TlsFiles
@@ -44,6 +49,22 @@ class Authority:
             "-out", cert, "-days", str(days), digest, "-extfile", given,
         )  # fmt: skip
         return TlsFiles(str(cert), str(key_file), str(self.cert))
+
+    def early(self, name: str, alternative_names: str) -> TlsFiles:
+        """A certificate that is valid from tomorrow on."""
+        files = self.sign(name, alternative_names)
+        signed = x509.load_pem_x509_certificate(Path(files.cert_file).read_bytes())
+        authority = x509.load_pem_x509_certificate(self.cert.read_bytes())
+        key = serialization.load_pem_private_key(self.key.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        made = x509.CertificateBuilder(
+            authority.subject, signed.subject, signed.public_key(), signed.serial_number + 1,
+            signed.not_valid_before_utc + timedelta(days=1), signed.not_valid_after_utc + timedelta(days=1),
+            list(signed.extensions),
+        )  # fmt: skip
+        pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        Path(files.cert_file).write_bytes(pem)
+        return files
 
     def under(self, name: str, *extensions: str) -> Authority:
         """An authority that this one signed."""

@@ -16,6 +16,7 @@ from danube.host.tls import PEER_NAME, TlsFiles
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess
 from tests.certificates import Authority
+from tests.e2e.test_native_tls import refuses_what_is_weak
 
 NAMES = "IP:127.0.0.1"
 
@@ -120,6 +121,12 @@ def test_dead_letters_reach_another_broker(site: Site) -> None:
                 consumer.receive(30).nack()
             found = {bytes(graves.receive(30).payload) for _ in range(30)}
     assert len(found) == 30
+
+
+def test_members_take_no_weak_tls(site: Site) -> None:
+    """As the ports for clients in test_native_tls; a member of the cluster shows its certificate."""
+    port = int(site.cluster.brokers[0].arguments[1].rpartition(":")[2])
+    refuses_what_is_weak(port, "-cert", site.node.cert_file, "-key", site.node.key_file)
 
 
 def test_who_has_no_certificate_of_the_cluster_is_no_broker(site: Site) -> None:

@@ -71,6 +71,7 @@ def consume(
     danube consume orders -m billing --sub-type key-shared -o json
     danube consume orders --from -1h --no-ack -c 10      look at ten records, acknowledge none
 
+    Opening the topic is given --timeout, but 5 s at the least.
     Without -m no other subscription's progress changes.  Exit code 7: --count records, or all up to the end
     with --until-end, did not arrive within --timeout; 12: the broker cannot read them, and says why.
     """

@@ -31,6 +31,8 @@ from danube.host.clock import monotonic_ns
 from danube.limits import PAGE_ENTRIES_MAX
 
 LOOK_INTERVAL_S = 0.05
+REQUEST_TIMEOUT_S = 30.0  # of a client by itself
+OPENING_S = 5.0  # a busy broker may take so long to open a partition, whatever --timeout says
 IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker where the end is
 
 
@@ -99,8 +101,12 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
     OperationTimeout when ``count`` records, or those up to the end, did not come in time; StoreDamaged when
     the broker cannot read them, because an object is gone or stored bytes are damaged.
     """
+    # No request, and so no opening of a partition, waits much longer for an answer than for records.
+    bounds: dict[str, float] = {}
+    if wish.timeout_ms is not None and wish.timeout_ms < REQUEST_TIMEOUT_S * 1000:
+        bounds["timeout"] = max(wish.timeout_ms / 1000, OPENING_S)
     with explaining(wish.address):
-        async with services.connect_async(wish.address.url) as client:
+        async with services.connect_async(wish.address.url, **bounds) as client:
             try:
                 receiver = await _receive_with(client, wish, printer)
             except TopicNotFound as error:

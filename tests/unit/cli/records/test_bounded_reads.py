@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import danube
 import danube.sync
 from danube.cli.main import root
+from danube.cli.records import receiving
 from danube.cli.records.receiving import Receiver, Wish, _watch
 from danube.cli.terminal.services import Services
 from danube.core.dispatch.cursor import CursorState
@@ -124,8 +125,30 @@ def test_the_command_tells_why_a_partition_cannot_be_opened(
     with danube.sync.connect(broker.url) as client, client.producer("/default/t") as producer:
         producer.send(b"x")
     services = Services(connect_async=lambda url: danube.connect(url, timeout=3.0))
-    broker.refuse(Kind.SUBSCRIBE, *[StorageFailed("the log cannot be opened", why="bad disk")] * 100)
-    words = ["consume", "t", "-s", broker.url, "--from", "earliest", "--until-end"]
+    _unopened(broker, services)
+
+
+def _unopened(broker: FakeBroker, services: Services, *more: str) -> None:
+    broker.refuse(Kind.SUBSCRIBE, *[StorageFailed("the log cannot be opened", why="bad disk")] * 1_000)
+    words = ["consume", "t", "-s", broker.url, "--from", "earliest", "--until-end", *more]
     ended = CliRunner().invoke(root, words, obj=services, prog_name="danube")
     assert ended.exit_code == OperationTimeout.exit_code, ended.output
     assert "why: the log cannot be opened: bad disk" in ended.stderr
+
+
+@pytest.mark.parametrize(("given", "waited_s"), [("100ms", 0.5), ("3s", 3.0), ("40s", None)])
+def test_an_opening_waits_no_longer_than_for_records(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, given: str, waited_s: float | None
+) -> None:
+    """Or as long as a busy broker may need."""
+    monkeypatch.setattr(receiving, "OPENING_S", 0.5)
+    with danube.sync.connect(broker.url) as client, client.producer("/default/t") as producer:
+        producer.send(b"x")
+    asked: list[float | None] = []
+
+    def connect(url: str, **options: float) -> Any:
+        asked.append(options.get("timeout"))
+        return danube.connect(url, timeout=options.get("timeout", 1.0))
+
+    _unopened(broker, Services(connect_async=connect), "--timeout", given)
+    assert asked == [waited_s]

@@ -47,7 +47,8 @@ def open_new(path: Path) -> int:
 
 
 def open_existing(path: Path, *, writable: bool) -> int:
-    return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    """Open a file; for writing only itself, because a link that somebody planted would name another one."""
+    return os.open(path, (os.O_RDWR | os.O_NOFOLLOW if writable else os.O_RDONLY) | os.O_CLOEXEC)
 
 
 def open_directory(directory: Path) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
+
+import pytest
 
 from danube import sync
 from tests.broker_process import BrokerProcess
@@ -28,6 +31,36 @@ def test_nothing_of_a_data_directory_is_open_to_others_under_umask_0(tmp_path: P
         while_it_runs = open_to_others(data)
     assert while_it_runs == [] and open_to_others(data) == []
     assert len(list(data.rglob("*"))) > 10
+
+
+def test_a_broker_needs_no_capability(tmp_path: Path) -> None:
+    """Without any, and unable to get one, all its processes start, serve, stop and come back."""
+    drop = ["/usr/bin/setpriv", "--no-new-privs"]
+    if os.geteuid() == 0:
+        drop += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
+    if not Path(drop[0]).exists():
+        pytest.skip("there is no setpriv here")
+    broker = BrokerProcess(
+        tmp_path / "data", workers=2, prefix=drop,
+        environment={"DANUBE_AUDIT__MODE": "on", "DANUBE_SERVER__LOCAL_SOCKET": "on"},
+    )  # fmt: skip
+    for life in range(2):
+        with broker.start(), sync.connect(broker.address) as client:
+            for pid in broker.pids:
+                status = Path(f"/proc/{pid}/status").read_text()
+                assert "NoNewPrivs:\t1\n" in status and "CapEff:\t0000000000000000\n" in status
+                assert "CapBnd:\t0000000000000000\n" in status or os.geteuid() != 0
+            with (
+                client.producer("/default/a") as producer,
+                client.consumer("/default/a", subscription="s", start="earliest") as consumer,
+            ):
+                producer.send_many([b"%d" % life] * 100)
+                for _ in range(100):
+                    message = consumer.receive(60)
+                    assert message.payload == b"%d" % life
+                    message.ack()
+                consumer.flush()
+            assert broker.stop() == 0
 
 
 def open_to_others(directory: Path) -> list[str]:

@@ -88,7 +88,8 @@ class DataDir:
         self.path = path
         try:
             files.make_directory(path)
-            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(path / LOCK_NAME, flags, 0o600)
         except OSError as error:
             raise _failed(f"data directory {path} cannot be used", error) from error
         try:

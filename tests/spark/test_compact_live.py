@@ -18,6 +18,7 @@ pytest.importorskip("pyarrow")
 
 from danube import sync
 from danube.errors import ConnectionFailed, InvalidArgument, Unavailable
+from danube.spark.history.access import ENVIRONMENT
 from danube.spark.history.places import StorePlace, open_place
 from danube.spark.jobs.compact import compact
 from danube.spark.jobs.compact import live as compact_live
@@ -348,7 +349,7 @@ def test_the_rest_counts_as_unanswered_when_nothing_is_settled(monkeypatch: pyte
         entry = SegmentEntry(number, number + 1, 1, 1, 300, 200, 1, 1, 1, 1, 2, *[b"%016d" % number] * 3)
         return staged(entry, [entry])
 
-    broker = compact_live.LiveBroker("danube://127.0.0.1:1", "", 0.5)
+    broker = compact_live.LiveBroker("danube://127.0.0.1:1", ENVIRONMENT, 0.5)
     topic = SimpleNamespace(partitions=["/default/moving"])
     broker._client = SimpleNamespace(admin=SimpleNamespace(topic=lambda name: topic))  # type: ignore[assignment]
     questions = Questions(

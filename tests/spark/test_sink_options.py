@@ -13,6 +13,7 @@ from danube.errors import DanubeError, InvalidArgument, InvalidName, NotSupporte
 pytest.importorskip("pyspark")
 from pyspark.sql.types import StructType
 
+from danube.spark.history.access import ACCESS_READERS
 from danube.spark.sink import sink
 from danube.spark.sink.options import _FIELDS, _OWN, COLUMNS, check_columns, read_sink_options
 from danube.spark.sink.publishing import PublishOptions
@@ -49,7 +50,7 @@ def test_every_option_and_column_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     section = text[text.index("## Writing") : text.index("## Decoded values")]
     options, columns = map(rows_of, section.split("| column |"))
-    assert sorted(options) == sorted((*_FIELDS, *_OWN))
+    assert sorted(options) == sorted((*_FIELDS, *ACCESS_READERS, *_OWN))
     assert {name: tuple(sorted(kinds.split(" or "))) for name, kinds in columns.items()} == {
         name: tuple(sorted(kinds)) for name, kinds in COLUMNS.items()
     }
@@ -78,7 +79,8 @@ def test_every_option_is_read() -> None:
         }
     )
     publish = read.publish
-    assert (publish.broker, publish.topic, publish.token) == ("danube://127.0.0.1:1", "/default/x", "secret")
+    assert (publish.broker, publish.topic) == ("danube://127.0.0.1:1", "/default/x")
+    assert publish.access.token == "secret" and "secret" not in repr(read)
     assert (publish.reliable, publish.durability, publish.partitions) == (True, "fsync", 4)
     assert (publish.compression, publish.batch_bytes) == ("zstd", 65_536)
     assert (publish.in_flight_bytes, publish.timeout_s) == (1_048_576, 5.0)

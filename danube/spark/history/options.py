@@ -14,6 +14,7 @@ from danube.config.quantities import parse_size_bytes
 from danube.config.sections import StorageSettings, parse_boolean
 from danube.errors import DanubeError, InvalidArgument, InvalidName
 from danube.ids import check_topic_name
+from danube.spark.history.access import ACCESS_READERS, ENVIRONMENT, BrokerAccess, access_of
 from danube.spark.history.plan import SPLIT_BYTES
 
 EARLIEST: Final = "earliest"
@@ -49,6 +50,7 @@ class ReadOptions:
     storage: tuple[str, ...] = ()
     store: StorageSettings | None = field(default=None, repr=False)
     broker: str = ""
+    access: BrokerAccess = field(default=ENVIRONMENT, repr=False)
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
     records_per_trigger_max: int = 0
@@ -148,6 +150,7 @@ _READERS: Final[Readers] = {
     "storage": _places,
     "path": _places,
     "broker": str.strip,
+    **ACCESS_READERS,
     "startingOffsets": parse_offsets,
     "endingOffsets": parse_offsets,
     "startingTimestamp": parse_moment_us,
@@ -208,6 +211,7 @@ def _checked(values: dict[str, Any], store: StorageSettings | None, streaming: b
         **{field: values[name] for name, field in _FIELDS.items() if name in values},
         storage=storage,
         store=store,
+        access=access_of(values.get("broker", ""), values),
         starting=starting,
         ending=ending,
         split_bytes=max(1, values.get("splitBytes", SPLIT_BYTES)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from danube.core import kernels
 from danube.errors import ObjectMissing, OffsetOutOfRange, TopicNotFound
 from danube.host import telemetry
+from danube.spark.history.access import ENVIRONMENT, BrokerAccess
 from danube.spark.history.decode import Decoder, Losses, Skipped
 from danube.spark.history.fetch import Fetcher
 from danube.spark.history.plan import EXPIRED, Lost, Piece, Run, Selection, Split, pieces_of, refuse_lost
@@ -31,12 +32,17 @@ _frozen = False
 
 
 def read_split(
-    split: Split, places: Sequence[AnyPlace], decoder: Decoder, losses: Losses, broker: str = ""
+    split: Split,
+    places: Sequence[AnyPlace],
+    decoder: Decoder,
+    losses: Losses,
+    broker: str = "",
+    access: BrokerAccess = ENVIRONMENT,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a split, run after run; losses are noted or raised."""
     kernels.load()
     fetcher = Fetcher(places)
-    tail = Tail(broker) if broker else None
+    tail = Tail(broker, access) if broker else None
     try:
         for run in split.runs:
             if run.physical:

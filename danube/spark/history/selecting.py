@@ -139,7 +139,7 @@ class Catalogue:
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.places = places_of(options)
-        self._tail = Tail(options.broker) if options.broker else None
+        self._tail = Tail(options.broker, options.access) if options.broker else None
         self._histories: tuple[History, ...] = ()  # as the places knew them last
         self._log_ids: dict[int, bytes] = {}  # by topic id
         self._gone: set[str] = set()  # topics of which it was told that they are not there

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from danube.client.blocking.client import Client, connect
+from danube.client.blocking.client import Client
 from danube.client.machine.received import ReceivedBatch
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.core.batch.format import BODY_CRC_START, pack_header
@@ -25,6 +25,7 @@ from danube.core.placement.recovered import History
 from danube.core.protocol import native as wire
 from danube.errors import DanubeError, FetchPending, InvalidArgument, NotAllowed, OperationTimeout
 from danube.limits import MIB
+from danube.spark.history.access import ENVIRONMENT, BrokerAccess
 from danube.wal.segments.holes import Hole, HoleKind
 
 SUBSCRIPTION_PREFIX: Final = "danube-spark-"
@@ -65,8 +66,9 @@ class BrokerTopic(NamedTuple):
 class Tail:
     """One broker, connected when it is first asked; for one thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: BrokerAccess = ENVIRONMENT) -> None:
         self._url = url
+        self._access = access
         self._client: Client | None = None
 
     @classmethod
@@ -83,7 +85,7 @@ class Tail:
 
     def _live(self) -> Client:
         if self._client is None:
-            self._client = connect(self._url).open()
+            self._client = self._access.connect(self._url).open()
         return self._client
 
     def topics(self) -> list[BrokerTopic]:

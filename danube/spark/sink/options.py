@@ -15,6 +15,7 @@ from danube.core.partition.policy import Durability
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
 from danube.limits import MIB
+from danube.spark.history.access import ACCESS_READERS, access_of
 from danube.spark.history.options import parse_count, read_given
 from danube.spark.sink.publishing import PublishOptions
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _FIELDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "broker": ("broker", str),
     "topic": ("topic", str),
-    "token": ("token", str),
     "reliable": ("reliable", parse_boolean),
     "durability": ("durability", str),
     "partitions": ("partitions", parse_count),
@@ -62,14 +62,14 @@ def read_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Check the values of ``option(...)``; InvalidArgument names the fault."""
     readers: dict[str, Callable[[str], Any]] = {name: read for name, (_, read) in _FIELDS.items()}
     values, store = read_given(
-        given, {**readers, "jobId": str, "batchId": _count, **dict.fromkeys(_SPARKS, str)}
+        given, {**readers, **ACCESS_READERS, "jobId": str, "batchId": _count, **dict.fromkeys(_SPARKS, str)}
     )
     fields = {field: values[name] for name, (field, _) in _FIELDS.items() if name in values}
     if store is not None:
         raise InvalidArgument("the sink takes no options of a store", why="it publishes through a broker")
     if not fields.get("broker"):
         raise InvalidArgument("the sink has no broker", hint='say .option("broker", "danube://host:6660")')
-    publish = PublishOptions(**fields)
+    publish = PublishOptions(**fields, access=access_of(fields["broker"], values))
     check_publish_options(publish)
     job, round_number = values.get("jobId", ""), values.get("batchId", 0)
     if job:

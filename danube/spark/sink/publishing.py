@@ -30,6 +30,7 @@ from danube.core.batch.payloads import RECORD_OVERHEAD
 from danube.core.batch.row_mark import RowMark
 from danube.errors import InvalidArgument
 from danube.limits import BATCH_RECORDS_MAX
+from danube.spark.history.access import ENVIRONMENT, BrokerAccess
 from danube.spark.sink.passed_over import StoredRows, check_all_came, check_more, check_passed, stored_rows
 from danube.spark.sink.row_digest import RowDigest
 
@@ -42,7 +43,7 @@ class PublishOptions(msgspec.Struct, kw_only=True, frozen=True):
 
     broker: str
     topic: str = ""
-    token: str = ""
+    access: BrokerAccess = ENVIRONMENT
     reliable: bool | None = None
     durability: str | None = None
     partitions: int = 0
@@ -50,6 +51,10 @@ class PublishOptions(msgspec.Struct, kw_only=True, frozen=True):
     batch_bytes: int = BATCH_BYTES
     in_flight_bytes: int = IN_FLIGHT_BYTES
     timeout_s: float = 60.0
+
+    def connect(self, name: str = "") -> Client:
+        """A client of the broker, not open yet."""
+        return self.access.connect(self.broker, name=name, timeout=self.timeout_s)
 
 
 class Progress(msgspec.Struct):

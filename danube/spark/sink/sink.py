@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from danube.client.blocking.client import connect
 from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import Conflict, InvalidArgument, NotSupported, WrongState
 from danube.spark.failures import hinted
@@ -99,7 +98,7 @@ class DanubeArrowWriter(Travelling, DataSourceArrowWriter):
 def refuse_more_tasks(options: SinkOptions, name: str, topics: Iterable[str]) -> None:
     """Raise Conflict where an earlier attempt had a task behind the last one: its rows came in others."""
     publish = options.publish
-    with hinted(), connect(publish.broker, token=publish.token, timeout=publish.timeout_s) as client:
+    with hinted(), publish.connect() as client:
         for topic in topics:
             with NumberedProducer(client, topic, name, options.round_number) as producer:
                 for index in range(producer.partition_count):
@@ -116,10 +115,7 @@ def publish_rows(
     *, repeated: bool,
 ) -> Published:  # fmt: skip
     """Publish a task's rows over a connection of its own; ``repeated``: an earlier attempt may have been."""
-    connection = connect(
-        options.broker, token=options.token, name=f"danube-spark {name}", timeout=options.timeout_s
-    )
-    with hinted(), connection as client:
+    with hinted(), options.connect(name=f"danube-spark {name}") as client:
         publisher = Publisher(client, options, name, round_number, spread, repeated=repeated)
         try:
             for batch in rows:

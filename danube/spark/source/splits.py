@@ -131,7 +131,8 @@ class PlanReader(Travelling):
             typed = TypedRows(self.schemas, self.columns, self.arrow_schema, allowed=allowed)
         decoder = Decoder(self.columns if typed is None else typed.needed)
         losses = Losses(allowed=allowed)
-        found = read_split(partition.split, partition.places, decoder, losses, self.options.broker)
+        options = self.options
+        found = read_split(partition.split, partition.places, decoder, losses, options.broker, options.access)
         with hinted():
             yield from found if typed is None else map(typed.take, found)
         freeze_heap()

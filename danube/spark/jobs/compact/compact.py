@@ -30,6 +30,7 @@ from danube.core.partition.tier_plan import TierSettings, merge_next
 from danube.errors import Damage, Fenced, InvalidArgument, NotFound
 from danube.host.clock import wall_us
 from danube.limits import GIB, MIB
+from danube.spark.history.access import ACCESS_READERS, access_of
 from danube.spark.history.options import Readers, one_of, parse_count
 from danube.spark.history.places import StorePlace
 from danube.spark.jobs.compact.live import INSTALLED, REFUSED, UNANSWERED, LiveBroker, Outcome
@@ -80,7 +81,7 @@ READERS: Final[Readers] = {
     "work": parse_local_path,
     "dryRun": parse_boolean,
     "broker": str.strip,
-    "token": str.strip,
+    **ACCESS_READERS,
     "install": one_of("none", "offline", "live"),
     "wait": parse_duration_ms,
 }
@@ -112,6 +113,7 @@ def run(
 def _live(read: JobOptions) -> LiveBroker | None:
     """The broker to offer objects to, not connected yet; None if none is named."""
     broker, install = read.get("broker", ""), read.get("install", "")
+    access = access_of(broker, {name: read.get(name) for name in ACCESS_READERS})
     if not broker:
         if install == "live":
             raise InvalidArgument("install=live needs a broker", hint="name it: broker=danube://host:6660")
@@ -122,7 +124,7 @@ def _live(read: JobOptions) -> LiveBroker | None:
             why="the manifests of a running broker are written by it alone",
             hint="leave install away",
         )
-    return LiveBroker(broker, read.get("token", ""), read.get("wait", WAIT_MS) / 1000)
+    return LiveBroker(broker, access, read.get("wait", WAIT_MS) / 1000)
 
 
 def frame_of(spark: SparkSession, report: Report) -> DataFrame:

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from danube.client.blocking.client import connect
 from danube.core.partition.policy import TopicPolicy
 from danube.errors import CallerError, DanubeError, TopicNotFound, WrongState
 from danube.limits import CONTROL_BYTES_MAX
+from danube.spark.history.access import BrokerAccess
 from danube.spark.history.tail import asked
 from danube.wal.tier.manifest import Manifest
 from danube.wal.tier.staged import Staged, encode_staged
@@ -45,8 +45,8 @@ class LiveBroker:
     ``wait_s``: how long it may go without settling anything before the rest counts as unanswered.
     """
 
-    def __init__(self, url: str, token: str, wait_s: float) -> None:
-        self._client = connect(url, token=token, name="danube compact", reconnect_timeout=max(1.0, wait_s))
+    def __init__(self, url: str, access: BrokerAccess, wait_s: float) -> None:
+        self._client = access.connect(url, name="danube compact", reconnect_timeout=max(1.0, wait_s))
         self._wait_s = wait_s
 
     def __enter__(self) -> LiveBroker:

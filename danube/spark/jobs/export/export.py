@@ -22,6 +22,7 @@ from danube.config.quantities import parse_size_bytes
 from danube.config.sections import parse_boolean
 from danube.errors import Conflict, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
+from danube.spark.history.access import ACCESS_READERS
 from danube.spark.history.options import STORE_PREFIX, Readers, one_of, read_options
 from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
 from danube.spark.history.selecting import Catalogue, Known, refuse_gone
@@ -65,6 +66,7 @@ _WHOLE: Final = 1 << 60
 
 READERS: Final[Readers] = {
     "broker": str.strip,
+    **ACCESS_READERS,
     "target": parse_local_path,
     "format": one_of(*COMMITS),
     "catalog": str.strip,
@@ -94,9 +96,8 @@ def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
         raise InvalidArgument("option target is missing", hint="name a directory for the tables")
     passed = {"topic": "/*/*", "storage": read.storage}
     passed |= {key: text for key, text in given.items() if key.lower().startswith(STORE_PREFIX)}
-    for key, text in given.items():
-        if key.lower() in ("topic", "broker"):
-            passed[key.lower()] = text
+    passed |= {key.lower(): text for key, text in given.items() if key.lower() == "topic"}
+    passed |= {name: text for name in ("broker", *ACCESS_READERS) if (text := read.get(name))}
     return Catalogue(read_options(passed, streaming=False))
 
 
@@ -293,6 +294,7 @@ class _Job:
                 str(state.table), str(state.staged), plan.shape, schemas,
                 bool(self.options.get("keepPayload", True)), self.options.get("compression", "zstd"),
                 self.losses_allowed, self.options.get("broker", ""),
+                self.catalogue.options.access,
             )
             for one in plan.files
             if one.partition in known

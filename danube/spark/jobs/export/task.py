@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from danube.errors import StorageFailed
 from danube.host import files
 from danube.limits import MIB
+from danube.spark.history.access import BrokerAccess
 from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.places import AnyPlace
 from danube.spark.history.plan import Split
@@ -47,6 +48,7 @@ class ExportTask(NamedTuple):
     compression: str
     losses_allowed: bool
     broker: str
+    access: BrokerAccess
 
 
 class Exported(msgspec.Struct, frozen=True, array_like=True):
@@ -148,7 +150,8 @@ class _Writer:
         task = self._task
         gathered: list[pa.RecordBatch] = []
         rows = size = 0
-        for batch in read_split(task.split, task.places, Decoder(_NAMES), self.losses, task.broker):
+        source = (task.split, task.places, Decoder(_NAMES), self.losses, task.broker, task.access)
+        for batch in read_split(*source):
             gathered.append(self._shaped(batch))
             rows += batch.num_rows
             size += batch.get_total_buffer_size() if batch.num_rows < 1_024 else batch.nbytes

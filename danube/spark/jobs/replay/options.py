@@ -12,6 +12,7 @@ from danube.config.quantities import parse_size_bytes
 from danube.config.sections import parse_boolean
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
+from danube.spark.history.access import ACCESS_READERS, access_of
 from danube.spark.history.options import (
     STORE_PREFIX,
     Readers,
@@ -40,6 +41,11 @@ _SOURCE: Final = (
 )
 
 
+def source_name(name: str) -> str:
+    """The option of the broker that is read from; without the prefix it is that of ``to``."""
+    return f"source{name[0].upper()}{name[1:]}"
+
+
 READERS: Final[Readers] = {
     **{name: str for name in _SOURCE if name not in COMMON},
     "where": str.strip,
@@ -47,7 +53,8 @@ READERS: Final[Readers] = {
     "toTopic": str.strip,
     "toDirectory": parse_local_path,
     "format": one_of(*FORMATS),
-    "token": str.strip,
+    **ACCESS_READERS,
+    **{source_name(name): read for name, read in ACCESS_READERS.items()},
     "job": str.strip,
     "state": parse_local_path,
     "dryRun": parse_boolean,
@@ -94,6 +101,7 @@ def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
         for key, text in given.items()
         if key.lower() in names or key.lower().startswith(STORE_PREFIX)
     }
+    source |= _access_to_source(read.get)
     source_options = read_options(source, streaming=False)
     if len(source_options.topics) > 1 or source_options.patterns:
         raise InvalidArgument("a replay takes one topic", why=f"topic is {source['topic']}")
@@ -138,6 +146,14 @@ def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
     )
 
 
+def _access_to_source(get: Callable[..., Any]) -> dict[str, str]:
+    """Options of access to the broker that is read from, said once where there is no other one."""
+    own = {name: get(source_name(name)) for name in ACCESS_READERS}
+    if not any(own.values()) and get("to", "") in ("", get("broker")):
+        own = {name: get(name) for name in ACCESS_READERS}
+    return {name: text for name, text in own.items() if text}
+
+
 def _publish_options(get: Callable[..., Any]) -> PublishOptions | None:
     """Where to publish; None for files.  Exactly one of the two is to be named."""
     broker, topic, directory = get("to", ""), get("toTopic", ""), get("toDirectory", "")
@@ -153,10 +169,11 @@ def _publish_options(get: Callable[..., Any]) -> PublishOptions | None:
             hint="name a broker with to (danube://host:6660) and a topic with toTopic, or toDirectory",
         )
     check_topic_name(topic)
-    names = ("token", "durability", "reliable", "compression")
+    names = ("durability", "reliable", "compression")
     fields = {name: get(name) for name in names} | {"batch_bytes": get("batchBytes")}
     given = {name: value for name, value in fields.items() if value is not None}
-    options = PublishOptions(broker=broker, topic=topic, **given)
+    access = access_of(broker, {name: get(name) for name in ACCESS_READERS})
+    options = PublishOptions(broker=broker, topic=topic, access=access, **given)
     check_publish_options(options)
     return options
 

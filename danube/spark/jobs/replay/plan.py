@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pyarrow
 
 from danube.errors import InvalidArgument
+from danube.spark.history.access import BrokerAccess
 from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import ReadOptions
@@ -27,6 +28,7 @@ class Lane(NamedTuple):
     split: Split
     places: tuple[AnyPlace, ...]
     broker: str
+    access: BrokerAccess
     allows_loss: bool
     history: str = ""
 
@@ -61,7 +63,7 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
             if part is None:
                 lost.append(Lost(one.topic, one.partition, one.start, one.end, "the topic was deleted"))
             allowed = not options.fail_on_data_loss
-            lanes.append(Lane(one, split, places, options.broker, allowed, history_id))
+            lanes.append(Lane(one, split, places, options.broker, options.access, allowed, history_id))
         if options.fail_on_data_loss:
             refuse_lost(lost)
         return lanes
@@ -91,4 +93,4 @@ def _split_of(part: Known, lane: LaneRange, lost: list[Lost]) -> Split:
 def read_lane(lane: Lane, columns: Sequence[str] = COLUMNS.names) -> Iterator[pyarrow.RecordBatch]:
     """A lane's records in order."""
     losses = Losses(allowed=lane.allows_loss)
-    yield from read_split(lane.split, lane.places, Decoder(columns), losses, lane.broker)
+    yield from read_split(lane.split, lane.places, Decoder(columns), losses, lane.broker, lane.access)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from danube.client.blocking.client import Client, connect
+from danube.client.blocking.client import Client
 from danube.client.blocking.numbered import NumberedProducer
 from danube.errors import DanubeError, InvalidArgument, PolicyMismatch, exit_code_of
 from danube.spark.failures import error_from_spark
@@ -73,7 +73,7 @@ def watched(target: Target, offered: int, progress: Progress) -> Iterator[None]:
 
 def _watch(options: PublishOptions, offered: int, progress: Progress, ended: threading.Event) -> None:
     try:
-        with connect(options.broker, token=options.token, name="danube replay") as client:
+        with options.connect(name="danube replay") as client:
             first, start_s = _records_in(client, options.topic), time.monotonic()
             while not ended.wait(INTERVAL_S):
                 stored = _records_in(client, options.topic) - first
@@ -167,7 +167,7 @@ def _target_partitions(read: ReplayOptions, lanes: int) -> tuple[int, bool]:
     options = read.target.publish
     if options is None:
         return 0, False
-    with connect(options.broker, token=options.token, timeout=options.timeout_s) as client:
+    with options.connect() as client:
         producer = NumberedProducer(
             client,
             options.topic,

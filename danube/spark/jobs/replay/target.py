@@ -18,7 +18,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from danube.client.blocking.client import Client, connect
+from danube.client.blocking.client import Client
 from danube.core.dispatch.rate import RecordRate
 from danube.errors import ConnectionFailed
 from danube.host import files
@@ -101,9 +101,7 @@ def _to_topic(
     name = producer_name(target.job, lane)
     throttle = Throttle(target.bytes_per_s, target.records_per_s)
     columns = columns_kept(target)
-    with _reached(
-        connect(options.broker, token=options.token, name=f"danube {name}", timeout=options.timeout_s)
-    ) as client:
+    with _reached(options.connect(name=f"danube {name}")) as client:
         partition = lane.partition if target.keep_partitions else None
         publisher = Publisher(
             client, options, name, spread=lane.partition, partition=partition, ends=False

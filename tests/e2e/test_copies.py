@@ -13,7 +13,7 @@ from danube.errors import DanubeError, NotAllowed, PolicyMismatch, TopicNotFound
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
 from tests.broker_process import Brokers, wait_until
 from tests.e2e.authority_site import Site, root, token
-from tests.e2e.grpc_parts import DENIED, DanubeCalls
+from tests.e2e.grpc_parts import DENIED, UNAVAILABLE, DanubeCalls
 from tests.grpc_client import GrpcError
 
 WITHIN_S = 60.0
@@ -175,6 +175,41 @@ def test_subscriptions_are_named_after_who_consumes(site: Site) -> None:
         with pytest.raises(GrpcError) as caught:
             calls.subscribe(topic, subscription="dave-2")
         assert caught.value.code == DENIED
+    finally:
+        calls.close()
+
+
+def test_a_policy_that_names_subscriptions_ends_live_consumers_of_others(site: Site) -> None:
+    site.namespace("renamed")
+    topic = "/renamed/orders"
+    site.admin.admin.create_topic(topic)
+    site.bind("carol", "consumer", "namespace", "renamed")
+    calls = DanubeCalls(site.process.grpc_address)
+    calls.fields = [("authorization", f"Bearer {token('carol')}")]
+    try:
+        with site.connect("carol") as client, site.admin.producer(topic) as producer:
+            own = client.consumer(topic, "carol-1").open()
+            other = client.consumer(topic, "dave-1").open()
+            ids = [calls.subscribe(topic, subscription=name) for name in ("carol-2", "dave-2")]
+            streams = [calls.receive(one) for one in ids]
+            producer.send(b"one")
+            messages = [stream.next() for stream in streams]
+            assert own.receive(timeout=30).payload == other.receive(timeout=30).payload == b"one"
+            site.admin.admin.set_namespace_policy("renamed", subscription_auth="prefix")
+            assert streams[1].wait_ended(WITHIN_S).code == DENIED
+            with pytest.raises(NotAllowed, match="subscription_auth"):
+                while True:
+                    other.receive(timeout=30)
+            producer.send(b"two")
+            assert own.receive(timeout=30).payload == b"two" and streams[0].next().payload == b"two"
+            with pytest.raises(GrpcError) as refused:
+                calls.ack(messages[1], subscription="dave-2")
+            assert refused.value.code == DENIED
+            calls.ack(messages[0], subscription="carol-2")
+            assert calls.receive(ids[1]).wait_ended(WITHIN_S).code == UNAVAILABLE, (
+                "as of an id that nobody has"
+            )
+            own.close()
     finally:
         calls.close()
 

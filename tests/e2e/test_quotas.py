@@ -15,7 +15,7 @@ import pytest
 import danube
 from danube import sync
 from danube.core.placement.workers import owner_of
-from danube.errors import LimitExceeded, PolicyMismatch, QuotaExceeded
+from danube.errors import LimitExceeded, PolicyMismatch, QuotaExceeded, TopicNotFound
 from danube.server.proto import DanubeAdmin_pb2
 from tests import fork_server
 from tests.e2e.grpc_parts import EXHAUSTED, DanubeCalls
@@ -194,6 +194,33 @@ def test_topics_of_two_workers_share_the_rate_of_their_namespace_and_its_stored_
     cli(process.address, "namespaces", "set", "team", *sizes)
     found = told(process.address, "namespaces", "policy", "team")["policy"]
     assert (found["max_publish_bytes"], found["max_storage_bytes"]) == (1 << 20, 9 << 30)
+
+
+def test_a_changed_policy_holds_for_producers_that_are_open(broker: Any) -> None:
+    process = broker(workers=2)
+    with sync.connect(process.address) as client, DanubeCalls(process.grpc_address) as calls:
+        client.admin.create_namespace("team")
+        for number in range(2):  # perhaps of both workers
+            topic = f"/team/t{number}"
+            client.admin.create_topic(topic)
+            with client.producer(topic) as producer:
+                official = calls.create(topic, "official")
+                producer.send(b"x")
+                calls.send(topic, official, b"x", "official")
+                client.admin.set_namespace_policy("team", auto_create=False, max_producers_per_topic=1)
+                producer.send(b"y")
+                calls.send(topic, official, b"y", "official")
+                with pytest.raises(TopicNotFound):
+                    client.producer("/team/missing").open()
+                client.admin.set_namespace_policy("team", durability_min="fsync")
+                with pytest.raises(PolicyMismatch, match="durability_min"):
+                    while True:  # the worker of the topic learns of it a moment later
+                        producer.send(b"z")
+                with pytest.raises(GrpcError):
+                    calls.send(topic, official, b"z", "official")
+            client.admin.set_namespace_policy("team", durability_min="", max_producers_per_topic=0)
+            with client.producer(topic) as producer:
+                producer.send(b"again")
 
 
 def test_official_clients_see_the_limits_and_may_try_again(broker: Any) -> None:

@@ -17,7 +17,13 @@ import numpy as np
 
 from danube.broker.partition.chunks import Chunk, HotBatches
 from danube.broker.partition.consumers import ConsumerLink, SubscriptionHost
-from danube.broker.partition.limits import dispatch_limits, paced, record_bytes_max, storage_refusal
+from danube.broker.partition.limits import (
+    check_demands,
+    dispatch_limits,
+    paced,
+    record_bytes_max,
+    storage_refusal,
+)
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.producers import Producers, Waiting
 from danube.broker.partition.tier import PartitionTier
@@ -34,6 +40,7 @@ from danube.core.protocol.native import DeliveryFlag, FrameFlag
 from danube.errors import (
     DanubeError,
     InvalidArgument,
+    PolicyMismatch,
     QuotaExceeded,
     StorageFailed,
     SubscriptionNotFound,
@@ -161,6 +168,14 @@ class HostedPartition:
         self.record_bytes_max = record_bytes_max(self.record, limits)
         self.dispatch_limits = dispatch_limits(self.record, limits, dispatch_sums)
         self.publish_rate = paced(self.publish_rate, self.record, limits, sums, clock.monotonic_ns())
+
+    def recall_producers(self) -> None:
+        """Close the producers of a topic that its namespace would not let open now."""
+        if self.limits is not None and len(self.producers):
+            try:
+                check_demands(self.record, self.limits)
+            except PolicyMismatch as error:
+                self.close_producers(error)
 
     def follow_storage(self) -> None:
         """Compare the stored bytes with their limit."""
@@ -559,9 +574,7 @@ class HostedPartition:
 
     def close_handles(self, error: DanubeError) -> None:
         """Close every producer and consumer of this partition with the same error."""
-        for session, handle in self.producers.clear():
-            session.producers.pop(handle, None)
-            session.send_error(error, 0, handle)
+        self.close_producers(error)
         hosts: list[HostedSubscription | LossyHost] = [*self.subscriptions.values(), *self.lossy.values()]
         for host in hosts:
             for link in list(host.links.values()):
@@ -570,6 +583,12 @@ class HostedPartition:
             host.links.clear()
         self.subscriptions = {name: one for name, one in self.subscriptions.items() if not one.temporary}
         self.lossy = {name: one for name, one in self.lossy.items() if not one.temporary}
+
+    def close_producers(self, error: DanubeError) -> None:
+        """Close every producer of this partition with the same error."""
+        for session, handle in self.producers.clear():
+            session.producers.pop(handle, None)
+            session.send_error(error, 0, handle)
 
     def adopt(self, opened: OpenedStorage) -> None:
         """Continue with a log that was reopened after a failure."""

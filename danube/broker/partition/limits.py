@@ -133,12 +133,16 @@ def check_producer(
 
     ``internal``: it is a broker's, and not counted.
     """
-    topic = hosted.record.topic
-    check_durability(topic, hosted.record.policy, limits)
-    check_schema(topic, hosted.record.schema is not None, limits)
+    check_demands(hosted.record, limits)
     most = 0 if internal else limits.max_producers_per_topic
     if most and not hosted.producers.has(name) and hosted.producers.name_count >= most:
         raise _full(hosted.name, hosted.producers.name_count, "producers", "max_producers_per_topic", most)
+
+
+def check_demands(record: TopicRecord, limits: NamespacePolicy) -> None:
+    """Raise PolicyMismatch if a topic is not what its namespace demands of those that are published to."""
+    check_durability(record.topic, record.policy, limits)
+    check_schema(record.topic, record.schema is not None, limits)
 
 
 def check_consumer(

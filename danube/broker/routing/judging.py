@@ -204,7 +204,7 @@ def _told(principal: str, groups: tuple[str, ...] = ()) -> Identity:
 
 
 class Recall:
-    """Notices that rights have changed, and has every holder judge its grants again."""
+    """Notices that rights or policies have changed, and has every holder judge its grants again."""
 
     def __init__(
         self,
@@ -219,15 +219,22 @@ class Recall:
         self._forget = forget
         self._call_soon = call_soon
         self._seen = authority.version
+        self._policies_changed = False
         self._left: list[Holder] = []
 
+    def policies_changed(self) -> None:
+        """Note that namespaces have other policies, which rights depend on (``subscription_auth``)."""
+        self._policies_changed = self._authority.enforced
+
     def look(self) -> None:
-        """Begin anew if rights have changed since the last look; called once a second."""
+        """Begin anew if rights or policies have changed since the last look; called once a second."""
         version = self._authority.version
-        if version == self._seen:
+        if version == self._seen and not self._policies_changed:
             return
-        self._seen = version
-        self._forget()
+        self._policies_changed = False
+        if version != self._seen:
+            self._seen = version
+            self._forget()
         running = bool(self._left)
         self._left = self._holders()
         if not running:

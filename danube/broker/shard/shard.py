@@ -608,6 +608,7 @@ class Shard:
         for hosted in self.partitions.values():
             if namespace_of(hosted.record.topic) in namespaces:
                 self._limit(hosted, hosted.record)
+                hosted.recall_producers()
                 hosted.follow_storage()
                 self.wake(hosted)
 

@@ -414,6 +414,7 @@ class Worker:
                 self.shard.update_policy(change.record)
             elif isinstance(change, QuotasChanged):
                 self.shard.follow_limits(change.namespaces)
+                self.recall.policies_changed()
         if changes and self.cluster is not None:
             self.cluster.follow(changes)
 

@@ -58,12 +58,11 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
     broker = BrokerCalls(worker, session)
     known = _KnownByMetadata(broker)
     authority, guard = worker.authority, None
-    publishing = Publishing(session, worker.router, worker.metadata, authority)
-    consuming = Consuming(session, known, authority)
-    halves = DataHalves(session, publishing, consuming, Settling(session, worker.shard.settle, authority))
     if worker.admission is not None:
         guard = GrpcGuard(worker.admission, authority, lambda: worker.metadata.state)
-        consuming.revoked = guard.revoked
+    publishing = Publishing(session, worker.router, worker.metadata, authority)
+    consuming = Consuming(session, known, guard)
+    halves = DataHalves(session, publishing, consuming, Settling(session, worker.shard.settle, guard))
     share = -(-worker.config.limits.connections_max // worker.context.workers)
 
     placing = None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.admission import Admission
-from danube.core.security.operations import OPEN, Row, judge
+from danube.core.security.operations import NATIVE, OPEN, Row, judge
 from danube.errors import NotAuthenticated
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class GrpcGuard:
         if row is None:  # a method that the table does not know is nobody's
             raise NotAuthenticated("this method is not open to anybody")
         judge(self.authority, identity, row, request, self._state())
+
+    def consumes(self, identity: Identity, topic: str, subscription: str) -> None:
+        """Raise NotAllowed unless this caller may have records of a subscription, and settle them."""
+        request = {"partition": topic, "subscription": subscription}
+        judge(self.authority, identity, NATIVE["SUBSCRIBE"], request, self._state())
 
     def pause_s(self, source: str) -> float:
         """How long a refusal is held back: some clients call again at once, for ever."""

@@ -23,7 +23,6 @@ from danube.core.http2.headers import RESPONSE_HEAD
 from danube.core.metadata.known_consumers import KnownConsumer, producer_identity
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind, Subscribe
-from danube.core.security.authority import EVERYBODY, Authority, topic_resource
 from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import (
     DanubeError,
@@ -66,6 +65,15 @@ class Streaming(Protocol):
     def send_data(self, stream: Stream, data: bytes) -> None: ...
     def identity_of(self, stream: Stream) -> Identity: ...
     def end(self, stream: Stream, error: DanubeError | None) -> None: ...
+
+
+class Judge(Protocol):
+    """The judge of callers (:class:`danube.server.grpc.guard.GrpcGuard`)."""
+
+    def consumes(self, identity: Identity, topic: str, subscription: str) -> None:
+        """Raise NotAllowed or NotAuthenticated."""
+
+    def revoked(self, identity: Identity) -> bool: ...
 
 
 class Place(NamedTuple):
@@ -157,14 +165,14 @@ class GrpcConsumer:
 class Consuming:
     """The consuming half of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, known: Known, authority: Authority = EVERYBODY) -> None:
+    def __init__(self, session: BrokerSession, known: Known, judge: Judge | None = None) -> None:
+        """``judge``: None where access is not controlled."""
         self.draining = False
-        self._authority = authority if authority.enforced else None
+        self._judge = judge
         self._session = session
         self._known = known
         self._by_id: dict[int, GrpcConsumer] = {}
         self._by_connection: dict[Any, set[GrpcConsumer]] = {}
-        self.revoked: Callable[[Identity], bool] = lambda identity: False
 
     # -- consumers --------------------------------------------------------------------------------
 
@@ -213,9 +221,9 @@ class Consuming:
         Its older stream ends, and the records of that one are redelivered.
         """
         consumer, caller = self._by_id.get(consumer_id), ANONYMOUS
-        if self._authority is not None:
+        if self._judge is not None:
             caller = connection.identity_of(stream)
-            if not self._may_receive(self._authority, consumer_id, caller):
+            if not self._may_receive(self._judge, consumer_id, caller):
                 await asyncio.sleep(UNKNOWN_DELAY_S)
                 raise _unknown(consumer_id)
         if consumer is None or consumer.connection is not connection or consumer.stream is not None:
@@ -244,24 +252,27 @@ class Consuming:
             await asyncio.sleep(UNKNOWN_DELAY_S)
             raise
 
-    def _may_receive(self, authority: Authority, consumer_id: int, caller: Identity) -> bool:
-        """Return whether the caller may consume the topic of this id, if there is one."""
+    def _may_receive(self, judge: Judge, consumer_id: int, caller: Identity) -> bool:
+        """Return whether the caller may consume the subscription of this id, if there is one."""
         held = self._by_id.get(consumer_id)
         identity = held.identity if held is not None else self._known.find(consumer_id)
         if identity is None:
             return True  # it is not known to anybody
-        topic = topic_resource(self._known.place(identity).name)
-        return authority.decide(caller, "Consume", topic).allowed
+        try:
+            judge.consumes(caller, self._known.place(identity).name, identity.subscription)
+        except (NotAllowed, NotAuthenticated):
+            return False
+        return True
 
     def judge_again(self, connection: Any) -> int:
         """End the consumers of a connection whose callers may not consume any more; how many there were."""
-        consumers, authority = self.of_connection(connection), self._authority
-        if authority is None:
+        consumers, judge = self.of_connection(connection), self._judge
+        if judge is None:
             return 0
         for consumer in consumers:
             try:
-                authority.demand(consumer.caller, "Consume", topic_resource(consumer.place.name))
-                if self.revoked(consumer.caller):
+                judge.consumes(consumer.caller, consumer.place.name, consumer.identity.subscription)
+                if judge.revoked(consumer.caller):
                     raise NotAuthenticated("the credential is not accepted any more", hint="get a new one")
             except (NotAllowed, NotAuthenticated) as error:
                 self._forget(consumer)

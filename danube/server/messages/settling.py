@@ -11,10 +11,10 @@ from google.protobuf.message import DecodeError
 
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind
-from danube.core.security.authority import EVERYBODY, Authority, topic_resource
 from danube.errors import DanubeError, InvalidArgument, OwnerMoved
 from danube.ids import check_label, check_topic_name
 from danube.server.messages.answers import Answering, Call, answer_calls, refuse_calls
+from danube.server.messages.consuming import Judge
 from danube.server.messages.session import BrokerSession
 from danube.server.proto.DanubeApi_pb2 import AckRequest, NackRequest
 
@@ -49,10 +49,11 @@ class _Pending:
 class Settling:
     """The acknowledging part of a gRPC door; one for each worker."""
 
-    def __init__(self, session: BrokerSession, settle: Settle, authority: Authority = EVERYBODY) -> None:
+    def __init__(self, session: BrokerSession, settle: Settle, judge: Judge | None = None) -> None:
+        """``judge``: None where access is not controlled."""
         self._session = session
         self._settle = settle
-        self._authority = authority if authority.enforced else None
+        self._judge = judge
         self.pending: dict[tuple[str, str, Principal | None], _Pending] = {}
 
     def ack(self, connection: Answering, stream: Stream, data: bytes, size: int) -> None:
@@ -81,8 +82,8 @@ class Settling:
     def _find(
         self, request: AckRequest | NackRequest, connection: Answering, stream: Stream
     ) -> tuple[_Pending, int]:
-        place, authority = request.msg_id, self._authority
-        caller = None if authority is None else connection.identity_of(stream)
+        place, judge = request.msg_id, self._judge
+        caller = None if judge is None else connection.identity_of(stream)
         key = (place.topic_name, request.subscription_name, caller and caller.principal)
         pending = self.pending.get(key)
         if pending is None:
@@ -90,8 +91,8 @@ class Settling:
                 raise InvalidArgument("msg_id is missing", hint="send back the msg_id of the message")
             check_topic_name(place.topic_name)
             check_label(request.subscription_name, "subscription")
-            if authority is not None and caller is not None:
-                authority.demand(caller, "Consume", topic_resource(place.topic_name))
+            if judge is not None and caller is not None:
+                judge.consumes(caller, place.topic_name, request.subscription_name)
             pending = self.pending[key] = _Pending()
         if place.topic_offset > _OFFSET_MAX:
             raise InvalidArgument(f"topic_offset {place.topic_offset} cannot be an offset")

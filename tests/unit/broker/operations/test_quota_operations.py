@@ -304,6 +304,43 @@ def test_producers_of_topics_below_the_demanded_durability_are_refused(bench: Li
     assert bench.ask("topic", topic="/default/strong")["durability"] == "fsync", "the default follows"
 
 
+@pytest.mark.parametrize("demand", [{"durability_min": "fsync"}, {"schema_required": True}])
+def test_a_demand_that_comes_later_closes_producers_and_nothing_else(
+    bench: Limited, demand: dict[str, Any]
+) -> None:
+    bench.proposals.create("/system/some")
+    producer, consumer = bench.produce("p"), bench.consume("s", "c")
+    outside = bench.produce("p", "/system/some")
+    bench.publish(bench.client, numbered(1), producer)
+    bench.limit(**demand)
+    frames = bench.client.take()
+    assert [(frame.kind, frame.handle) for frame in frames] == [(Kind.ERROR, producer)]
+    assert isinstance(frames[0].error, PolicyMismatch) and next(iter(demand)) in str(frames[0].error)
+    assert set(bench.client.producers) == {outside} and set(bench.client.consumers) == {consumer}
+    bench.turn()
+    assert [frame.kind for frame in bench.client.take()] == [Kind.PUBLISHED, Kind.DELIVER], (
+        "it was taken before"
+    )
+    with pytest.raises(PolicyMismatch):
+        bench.produce("p")
+    bench.limit(durability_min="", schema_required=False)
+    bench.produce("p")
+
+
+def test_a_demand_that_is_met_and_a_smaller_number_close_nothing(bench: Limited) -> None:
+    bench.ask("update_topic", topic=ORDERS, policy={"durability": "fsync"})
+    handles = {bench.produce("p"), bench.produce("q")}
+    consumers = {bench.consume("s", "a"), bench.consume("s", "b"), bench.consume("t", "a")}
+    bench.limit(
+        durability_min="fsync", auto_create=False, max_producers_per_topic=1, max_consumers_per_topic=1,
+        max_subscriptions_per_topic=1, max_consumers_per_subscription=1, max_topics=1, max_partitions=1,
+    )  # fmt: skip
+    assert bench.client.take() == []
+    assert set(bench.client.producers) == handles and set(bench.client.consumers) == consumers
+    with refusal(1, "max_producers_per_topic"):
+        bench.produce("r")
+
+
 def test_new_topics_keep_records_as_long_as_their_namespace_allows(bench: Limited) -> None:
     bench.limit(retention_max_ms=5_000)
     with pytest.raises(PolicyMismatch, match="retention_max_ms"):

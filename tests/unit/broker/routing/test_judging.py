@@ -19,7 +19,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe
-from danube.core.security.authority import Authority
+from danube.core.security.authority import EVERYBODY, Authority
 from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, TopicNotFound
 from tests.unit.broker_parts import RecordingSession
@@ -296,3 +296,30 @@ def test_rights_are_looked_at_when_they_have_changed_and_in_parts(court: Court) 
     assert [one.judged for one in held] == [1] * 5
     recall.look()
     assert [one.judged for one in held] == [1] * 5, "nothing has changed since"
+    recall.policies_changed()
+    recall.look()
+    while later:
+        later.pop()()
+    recall.look()
+    assert [one.judged for one in held] == [2] * 5 and len(forgotten) == 1, (
+        "credentials are as good as before"
+    )
+
+
+def test_policies_recall_nothing_where_access_is_not_controlled() -> None:
+    held = Held()
+    recall = Recall(EVERYBODY, lambda: [held], lambda: None, lambda work: None)
+    recall.policies_changed()
+    recall.look()
+    assert not held.judged
+
+
+def test_a_policy_that_names_subscriptions_closes_those_of_others(court: Court) -> None:
+    court.bind("consumer")
+    for handle, name in ((1, "ada-orders"), (2, "anything")):
+        court.judging.subscribe(court.session, handle, Subscribe(TOPIC, name, "c"))
+        court.session.consumers[handle] = object()
+    policy = NamespacePolicy(subscription_auth="prefix")
+    court._apply(SetNamespacePolicy(namespace="default", policy=policy))
+    assert court.judging.again(court.session) == 3
+    assert court.routed == [(Kind.CLOSE_CONSUMER, 2)] and court.errors() == [(Kind.ERROR, 2)]

@@ -52,6 +52,7 @@ class Admission:
         self.credentials = credentials
         self._failures_per_minute = failures_per_minute
         self._now_ns = now_ns
+        self.on_admitted: Callable[[Identity], None] = _unnoticed
         self.on_refused: Callable[[Identity, str, int, str], None] = _untold  # who, from where, code, why
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since when, and how many
 
@@ -80,6 +81,7 @@ class Admission:
         if why := self._access().credentials.revoked(identity):
             self._failed(source, NotAuthenticated.code, why, identity)
             raise refused(why)
+        self.on_admitted(identity)
         return identity
 
     def exchange(self, text: str, source: str) -> str:
@@ -141,6 +143,10 @@ class Admission:
         facts: dict[str, Any] = {} if identity is ANONYMOUS else {"principal": str(identity.principal)}
         _log.limited("a credential was refused", source=source, why=why, **facts)
         self.on_refused(identity, source, code, why)
+
+
+def _unnoticed(identity: Identity) -> None:
+    pass
 
 
 def _untold(identity: Identity, source: str, code: int, why: str) -> None:

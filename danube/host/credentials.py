@@ -33,7 +33,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from danube.core.security.principals import GIVEN_KINDS, Identity, Principal
+from danube.core.security.principals import (
+    BOOTSTRAP,
+    BOOTSTRAP_TTL_S,
+    GIVEN_KINDS,
+    Identity,
+    Principal,
+)
 from danube.errors import ConfigInvalid, DanubeError, InvalidArgument, NotAuthenticated, TokenExpired
 from danube.ids import check_label
 
@@ -50,6 +56,7 @@ _EXPIRES_S_MAX: Final = 253_402_300_799  # the end of the year 9999
 _TOKEN_ID_CHARACTERS_MAX: Final = 256
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\Z")
 DESCENT: Final = "danube_descent"  # the claim with the credentials that a token was asked for by
+FIRST: Final = "bootstrap"  # the claim of a first token, whatever principal it names; its value is true
 DESCENT_NAMES_MAX: Final = 48  # some three for each credential: nobody needs tokens of tokens without end
 _TYPES: Final = ("JWT",)  # of a header
 _PROVIDER_TYPES: Final = ("JWT", "AT+JWT", "APPLICATION/AT+JWT")  # the latter two of RFC 9068
@@ -374,6 +381,8 @@ def _hash(text: str) -> bytes:
 
 def _identity(text: str, claims: dict[str, Any], key: Key, groups: tuple[str, ...]) -> Identity:
     principal = Principal(claims["principal_type"], claims["principal_name"])
+    if FIRST in claims:
+        principal = BOOTSTRAP
     expires_us, issued_us = claims["exp"] * 1_000_000, claims.get("iat", 0) * 1_000_000
     token_key, token_id = token_key_of(text), claims.get("jti", "")
     descent = tuple(claims.get(DESCENT, ()))
@@ -411,6 +420,10 @@ def _check_claims(claims: dict[str, Any], now_s: int, leeway_s: int) -> None:
     token_id = claims.get("jti", "")
     if not isinstance(token_id, str) or len(token_id) > _TOKEN_ID_CHARACTERS_MAX:
         raise Refused("its claim jti is no short text")
+    if FIRST in claims and (
+        claims[FIRST] is not True or claims["exp"] - claims.get("iat", 0) > BOOTSTRAP_TTL_S
+    ):
+        raise Refused(f"it is no first token, or one that lives longer than {BOOTSTRAP_TTL_S} s")
     descent = claims.get(DESCENT, [])
     if not isinstance(descent, list) or not all(isinstance(one, str) for one in descent):
         raise Refused("its claim of descent is no list of texts")

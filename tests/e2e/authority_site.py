@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import danube
 from danube import sync
 from danube.core.security.principals import Principal
 from danube.host import clock
@@ -24,8 +26,25 @@ def token(name: str, kind: str = "service_account", ttl_s: int = 3_600, age_s: i
     return CREDENTIALS.sign(Principal(kind, name), ttl_s, clock.wall_us() - age_s * 1_000_000)
 
 
+def first_token() -> str:
+    """One that is newer than the last that an administrator has taken back, even in this second."""
+    who, now_us = Principal("user", "bootstrap"), clock.wall_us() + 2_000_000
+    return CREDENTIALS.sign(who, 3_600, now_us, bootstrap=True)
+
+
 def root() -> str:
     return token("root", "user")
+
+
+def administrator(url: str, folder: Path) -> str:
+    """A token of user:ops, whom the first token of a secured broker makes its administrator.
+
+    ``folder``: the broker's folder ``security``.
+    """
+    tls, first = danube.TlsOptions(ca_file=str(folder / "authority.pem")), folder / "admin.token"
+    with sync.connect(url, token=first.read_text().strip(), tls=tls) as client:
+        client.admin.put_binding("admins", "user:ops", ["admin"], "cluster", "")
+        return str(client.admin.issue_token("user:ops")["token"])
 
 
 class Site:

@@ -13,6 +13,7 @@ import pytest
 from danube import sync
 from tests.broker_process import Brokers
 from tests.e2e.authority_matrix import (
+    FIRST,
     NAMED,
     build,
     grpc_cells,
@@ -23,7 +24,7 @@ from tests.e2e.authority_matrix import (
     reviewed,
     told,
 )
-from tests.e2e.authority_site import Site, token
+from tests.e2e.authority_site import Site, first_token, token
 from tests.e2e.grpc_parts import DanubeCalls
 from tests.golden.authority_cases import CALLERS
 
@@ -43,15 +44,21 @@ def test_the_reviewed_file_has_every_caller() -> None:
     assert all(set(marks) == set(CALLERS) for marks in reviewed().values())
 
 
-@pytest.mark.parametrize("caller", NAMED)
+def credential_of(caller: str) -> str:
+    if caller == "nobody":
+        return ""
+    return first_token() if caller == FIRST else token(caller, "user")
+
+
+@pytest.mark.parametrize("caller", [*NAMED, FIRST])
 def test_the_native_door_obeys_the_matrix(broker: Site, caller: str) -> None:
     wanted = native_cells(caller)
     assert len(wanted) > 90
-    with sync.connect(broker.process.address, token=token(caller, "user"), timeout=60) as client:
+    with sync.connect(broker.process.address, token=credential_of(caller), timeout=60) as client:
         assert told(wanted, native_marks(client, wanted)) == []
 
 
-@pytest.mark.parametrize("caller", [*NAMED, "nobody"])
+@pytest.mark.parametrize("caller", [*NAMED, FIRST, "nobody"])
 def test_the_grpc_doors_obey_the_matrix(broker: Site, caller: str) -> None:
     wanted = grpc_cells(caller)
     addresses = (broker.process.admin_address, broker.process.grpc_address)
@@ -59,7 +66,6 @@ def test_the_grpc_doors_obey_the_matrix(broker: Site, caller: str) -> None:
         ours = of_port(wanted, administration=administration)
         assert len(ours) > 20
         with DanubeCalls(address) as calls:
-            calls.fields = (
-                [] if caller == "nobody" else [("authorization", f"Bearer {token(caller, 'user')}")]
-            )
+            credential = credential_of(caller)
+            calls.fields = [("authorization", f"Bearer {credential}")] if credential else []
             assert told(ours, grpc_marks(calls, ours)) == []

@@ -19,6 +19,7 @@ from danube.errors import DanubeError, IssuerUnavailable, NotAllowed, NotAuthent
 from danube.host.tls import TlsFiles
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e import test_cluster_tls
+from tests.e2e.authority_site import SECRET, first_token
 from tests.fakes.issuer import AUDIENCE, Issuer
 
 WITHIN_S = 10.0  # a change reaches the other brokers, and their sweep looks once a second
@@ -32,7 +33,7 @@ class Site(test_cluster_tls.Site):
         for broker in self.cluster.brokers:
             broker.environment |= {
                 "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__SUPER_ADMINS": "service_account:root",
-                "DANUBE_AUDIT__MODE": "on",
+                "DANUBE_AUDIT__MODE": "on", "DANUBE_AUTH__JWT__SECRET_KEY": SECRET,
                 "DANUBE_AUTH__OIDC__ISSUER": issuer.name, "DANUBE_AUTH__OIDC__AUDIENCE": AUDIENCE,
             }  # fmt: skip
         self.client = self.of("root")
@@ -185,3 +186,31 @@ def test_a_certificate_without_a_principal_opens_nothing(site: Site) -> None:
     plain = site.servers.sign("plain", "DNS:plain", "extendedKeyUsage=clientAuth")
     with pytest.raises(NotAuthenticated):
         site.connect_as(plain, site.cluster.brokers[0]).open()
+
+
+def test_a_first_token_ends_on_every_broker(site: Site) -> None:
+    """Its certificate names nobody, so that the token alone says who it is."""
+    files = site.servers.sign("unnamed", "DNS:unnamed.example", "extendedKeyUsage=clientAuth")
+    one, two, three = site.cluster.brokers
+    with site.connect(one) as root:
+        root.admin.create_topic("/default/first", partitions=6)
+    token = first_token()  # a later one: root has come before
+    for broker in site.cluster.brokers:
+        with site.connect_as(files, broker, token) as client:
+            client.admin.put_binding("first", "service_account:app", ["producer"], "topic", "/default/first")
+            with pytest.raises(NotAllowed, match="first token"):
+                client.admin.describe_topic("/default/first")
+            with pytest.raises(NotAllowed, match="first token"):
+                client.producer("/default/first").open()
+    with site.connect(two):
+        pass
+    for broker in (three, one, two):
+        wait_until(lambda broker=broker: _refused(site, files, broker, token), 3 * WITHIN_S, "it is refused")
+
+
+def _refused(site: Site, files: TlsFiles, broker: BrokerProcess, token: str) -> bool:
+    try:
+        with site.connect_as(files, broker, token):
+            return False
+    except NotAuthenticated:
+        return True

@@ -1,6 +1,6 @@
 """The matrix of rights as text, and docs/operations.md, both made from the table of operations.
 
-Each row of the table is judged for nine callers and three targets, with requests as clients send them:
+Each row of the table is judged for ten callers and three targets, with requests as clients send them:
 structs of the native protocol and messages of gRPC.
 """
 
@@ -28,8 +28,8 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol.native import Admin, Lookup, OpenProducer, Subscribe
 from danube.core.security.authority import Authority
-from danube.core.security.operations import ADMIN_ROWS, GRPC_ROWS, NATIVE_ROWS, Row, judge
-from danube.core.security.principals import ANONYMOUS, INTERNAL, Identity, Principal
+from danube.core.security.operations import ADMIN_ROWS, FIRST_TOKEN, GRPC_ROWS, NATIVE_ROWS, Row, judge
+from danube.core.security.principals import ANONYMOUS, BOOTSTRAP, INTERNAL, Identity, Principal
 from danube.errors import NotAllowed, NotAuthenticated
 from danube.server.proto import DanubeAdmin_pb2, DanubeApi_pb2, SchemaRegistry_pb2
 from danube.server.proto.pool import POOL
@@ -67,6 +67,7 @@ CALLERS: dict[str, tuple[str, str, str] | Identity] = {
     "ns-admin": ("namespace-admin", "namespace", "team"),
     "admin": ("admin", "cluster", ""),
     "broker": INTERNAL,
+    "first": Identity(BOOTSTRAP, "token"),
 }
 
 
@@ -218,6 +219,11 @@ def matrix() -> str:
     )
 
 
+def _first_tokens() -> str:
+    rows = [row for row in (*NATIVE_ROWS, *ADMIN_ROWS, *GRPC_ROWS) if row.name in FIRST_TOKEN]
+    return ", ".join(f"`{row.name.removeprefix('/danube_admin.')}`" for row in rows)
+
+
 def operations_page() -> str:
     """docs/operations.md."""
     head = (
@@ -226,7 +232,8 @@ def operations_page() -> str:
         "`danube/core/security/operations.py`; `python -m tests.golden.write_authority` writes this page.\n\n"
         "`open` needs no credential, `signed in` any credential. What destroys cannot be undone.\n"
         "A failure policy that names a dead-letter topic needs Produce on that topic as well. A topic that\n"
-        "is configured with a subject needs the right to read the subject.\n"
+        "is configured with a subject needs the right to read the subject.\n\n"
+        f"The [first token](security.md#tokens) may ask for nothing but {_first_tokens()}.\n"
     )
     parts = [head]
     for title, rows in (

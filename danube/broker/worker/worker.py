@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from danube import __version__
-from danube.broker.admission import admission_of, authority_of
+from danube.broker.admission import Admission, admission_of, authority_of
 from danube.broker.api import Door, Holder, PassedConnections, RoutedSession
 from danube.broker.audit.audit import open_audit
 from danube.broker.audit.heads import HeadKeeper, key_of
@@ -44,6 +44,7 @@ from danube.broker.tiers.worker_tiers import TierOptions, Tiers
 from danube.broker.traffic import Traffic
 from danube.broker.worker.dead_letters import DeadLetters
 from danube.broker.worker.guests import LOCAL_PLACES, Guests
+from danube.broker.worker.handing_over import HandingOver
 from danube.broker.worker.housekeeping import Housekeeping
 from danube.broker.worker.measuring import Measuring
 from danube.broker.worker.places import Places
@@ -132,8 +133,8 @@ class Worker:
             authority=self.authority,
         )  # fmt: skip
         self.audit = self.router.audit = open_audit(config, context.worker, loop)
-        if self.audit is not None and self.admission is not None:
-            self.admission.on_refused = self.audit.refused
+        if self.admission is not None:
+            self._follow_admissions(self.admission)
         if self.audit is not None:
             self.audit.heads = HeadKeeper(
                 key_of(broker_id, self.index), config.audit_directory,
@@ -160,6 +161,15 @@ class Worker:
     def _make_sums(self, broker_id: int) -> Sums:
         look = partial(used, self.context.region)
         return Sums(self.context.usage, lambda: self.metadata.state, broker_id, look=look)
+
+    def _follow_admissions(self, admission: Admission) -> None:
+        handing_over = HandingOver(
+            self._access, self.authority, self.proposals.submit, audit=self.audit,
+            refresh=self.refresh_metadata, committed=self.metadata_changed,
+        )  # fmt: skip
+        admission.on_admitted = handing_over.admitted
+        if self.audit is not None:
+            admission.on_refused = self.audit.refused
 
     def _make_operations(self) -> Operations:
         operations = Operations(

@@ -24,8 +24,6 @@ SETTINGS: Final = "danube.yml"
 SIGNING_KEY: Final = "signing.key"
 ADMIN_TOKEN: Final = "admin.token"  # noqa: S105 - the name of a file
 KEY_ID: Final = "1"
-ADMINISTRATOR: Final = "admin"
-TOKEN_TTL_S: Final = 86_400
 _KEY_BYTES: Final = 32
 
 
@@ -43,23 +41,24 @@ def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], f
     signing.key      signs and checks tokens (0600)
     authority.*      signs certificates; broker.* is the broker's, for TLS on every port
     danube.yml       the configuration that names them
-    admin.token      a token of user:admin, who may do everything, for 24 hours (0600)
+    admin.token      the first token, for 24 hours: it makes an administrator and nothing else (0600)
 
-    What is there is kept; the token is made anew each time, because who reads the folder may sign anyway.
+    The first token is refused once an administrator has come.  What is there is kept; the first token is made
+    anew each time, because who reads the folder may sign anyway: so an owner without administrator gets back.
     """
     from danube.config.loading import load
 
     config = load(file, services.environ, {"data_dir": data_dir}).config
     folder = prepare(config.data_dir, hosts)
     _write_token(folder)
-    note("start the broker, and give a service account a right and a token:")
+    note("start the broker, make an administrator, and give a service account a right and a token:")
     line(f"danube start --secure --data-dir {shlex.quote(str(config.data_dir))}")
     for text in next_lines(folder, config.server.native_port):
         line(text)
 
 
 def prepare(data_dir: Path, hosts: Sequence[str] = ()) -> Path:
-    """Make what is missing of the folder; the first time a token of the administrator as well."""
+    """Make what is missing of the folder; the first time the first token as well."""
     from danube.cli.terminal.certificate_folder import make_broker
 
     folder = data_dir / FOLDER
@@ -79,11 +78,14 @@ def prepare(data_dir: Path, hosts: Sequence[str] = ()) -> Path:
 
 
 def next_lines(folder: Path, port: int) -> list[str]:
-    """Return the commands that give a service account a right and a token."""
+    """Return the commands that make an administrator, and as that one give a service account a right."""
     return [
         f"danube context add here --url danube+tls://localhost:{port}"
         f" --tls-ca {shlex.quote(str(folder / 'authority.pem'))}"
         f" --token-file {shlex.quote(str(folder / ADMIN_TOKEN))} --use",
+        "danube security bindings create admins user:ops --role admin --on cluster",
+        "danube security tokens issue user:ops --ttl 30d --file ops.token",
+        "danube login here < ops.token",
         "danube security roles create writer Produce Lookup",
         "danube security bindings create app-writes service_account:app --role writer --on /default",
         "danube security tokens issue service_account:app --file app.token",
@@ -116,7 +118,6 @@ def _settings(folder: Path) -> str:
             "# Every client shows a token, and every port speaks TLS.",
             "auth:",
             "  mode: token",
-            f"  super_admins: [user:{ADMINISTRATOR}]",
             "  jwt:",
             "    keys:",
             f"      - {{kid: '{KEY_ID}', alg: HS256, file: {_quoted(folder / 'signing.key')}, use: sign}}",
@@ -131,10 +132,11 @@ def _settings(folder: Path) -> str:
 
 
 def _sign(key_file: Path) -> str:
-    from danube.core.security.principals import Principal
+    """Return a first token: the broker takes it for nothing but making an administrator."""
+    from danube.core.security.principals import BOOTSTRAP_TTL_S, Principal
     from danube.host.clock import wall_us
     from danube.host.credentials import Credentials, load_key
 
     key = load_key(KEY_ID, "HS256", str(key_file), signs=True)
-    administrator = Principal("user", ADMINISTRATOR)
-    return Credentials([key]).sign(administrator, TOKEN_TTL_S, wall_us(), jti=secrets.token_hex(16))
+    who, token_id = Principal("user", "bootstrap"), secrets.token_hex(16)
+    return Credentials([key]).sign(who, BOOTSTRAP_TTL_S, wall_us(), jti=token_id, bootstrap=True)

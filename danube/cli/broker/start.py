@@ -92,7 +92,7 @@ def start(
     Keys of the object store come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or files that
     storage.access_key_file and storage.secret_key_file name; never from flags, which every process sees.
 
-    --secure makes keys, certificates and a token for the administrator the first time, in the folder
+    --secure makes keys, certificates and a token that makes the administrator the first time, in the folder
     `security` of the data directory; every client is asked for a token, and every port speaks TLS.
 
     With an address that other hosts reach (--host, --raft-addr) the start is refused, exit code 11: nobody is
@@ -150,7 +150,7 @@ def _secured(
     first = not (config.data_dir / secured.FOLDER / secured.SIGNING_KEY).exists()
     folder = secured.prepare(config.data_dir)
     if first:
-        note(f"keys, certificates and the administrator's token for a day are in {folder}; next:")
+        note(f"keys, certificates and the first token, for a day, are in {folder}; make an administrator:")
         for text in secured.next_lines(folder, config.server.native_port):
             note(f"  {text}")
     return load(folder / secured.SETTINGS, services.environ, {**flags, "data_dir": config.data_dir})

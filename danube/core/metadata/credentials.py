@@ -90,6 +90,9 @@ class KnownCredentials:
         """All revocations by kind and value."""
         return [self._revocations[place] for place in sorted(self._revocations)]
 
+    def find_revocation(self, kind: str, value: str) -> Revocation | None:
+        return self._revocations.get((kind, value))
+
     def revoked(self, shown: Shown) -> str:
         """Why a credential that was good is good no longer; "" if it still is."""
         if shown.how in ("internal", "forwarded"):  # the broker itself; or another broker has judged it

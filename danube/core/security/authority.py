@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from danube.core.metadata.commands import Binding
 from danube.core.metadata.roles import PERMISSIONS, Access
-from danube.core.security.principals import GIVEN_KINDS, GROUP, Identity, Principal
+from danube.core.security.principals import BOOTSTRAP, GIVEN_KINDS, GROUP, Identity, Principal
 from danube.errors import InvalidName, NotAllowed, NotAuthenticated
 from danube.ids import NAMES_END, check_topic_name, split_partition_name
 from danube.limits import DECISIONS_KEPT_MAX, PRINCIPALS_KEPT_MAX
@@ -93,6 +93,8 @@ _BROKER: Final = Decision(True, "it is the broker itself")
 _SUPER_ADMIN: Final = Decision(True, "it is one of auth.super_admins")
 _ANONYMOUS: Final = Decision(False, "the request has no credential", authenticated=False)
 _NO_ROLE: Final = Decision(False, "no role that is bound to it gives that there")
+_FIRST: Final = Decision(True, "it is the first token, which makes roles, bindings, keys and tokens")
+_FIRST_ONLY: Final = Decision(False, "the first token only makes roles, bindings, keys and tokens for others")
 
 _Held = dict[str, Decision]  # by permission
 
@@ -279,6 +281,8 @@ class Authority:
             return Decision(False, why, authenticated=False)
         if principal.kind == "broker_internal":
             return _BROKER
+        if principal == BOOTSTRAP:
+            return _FIRST if (permission, resource) == ("ManageCluster", CLUSTER) else _FIRST_ONLY
         if principal.kind not in GIVEN_KINDS:
             return _ANONYMOUS
         if principal in self._super_admins:
@@ -294,10 +298,22 @@ def refusal(
         return NotAuthenticated(
             "this broker wants to know who asks", why=decision.reason, hint="give the client a token"
         )
+    if identity.principal == BOOTSTRAP:
+        return first_token_refusal(f"the first token has no permission {permission} on {resource}")
     return NotAllowed(
         f"{identity.principal} has no permission {permission} on {resource}",
         why=decision.reason,
         hint="an administrator binds a role to it; `danube security can` tells what applies",
+    )
+
+
+def first_token_refusal(what: str) -> NotAllowed:
+    """The error of who goes on with the first token where an administrator's own is needed."""
+    return NotAllowed(
+        what,
+        why=_FIRST_ONLY.reason,
+        hint="make an administrator and use its token: `danube security bindings create admins user:NAME"
+        " --role admin --on cluster`, then `danube security tokens issue user:NAME`",
     )
 
 

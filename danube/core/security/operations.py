@@ -23,6 +23,7 @@ from danube.core.security.authority import (
     SOMEWHERE,
     Authority,
     Resource,
+    first_token_refusal,
     namespace_of,
     namespace_resource,
     refusal,
@@ -30,7 +31,7 @@ from danube.core.security.authority import (
     subject_resource,
     topic_resource,
 )
-from danube.core.security.principals import Identity
+from danube.core.security.principals import BOOTSTRAP, Identity
 from danube.errors import InvalidArgument, InvalidName
 
 OWN_TOKEN_TTL_S_MAX: Final = 86_400  # of a token that one has signed for oneself
@@ -85,6 +86,9 @@ def judge(authority: Authority, identity: Identity, row: Row, request: Any, stat
         return
     if identity.principal.kind == "anonymous":
         authority.demand(identity, row.permission, CLUSTER)
+    if identity.principal == BOOTSTRAP:
+        _judge_first_token(authority, identity, row)
+        return
     for needs in row.needs:
         for need in needs(request, state):
             decision = authority.decide(identity, need.permission, need.resource)
@@ -93,6 +97,13 @@ def judge(authority: Authority, identity: Identity, row: Row, request: Any, stat
             if need.why:
                 decision = decision._replace(reason=need.why)
             raise refusal(identity, need.permission, need.resource, decision)
+
+
+def _judge_first_token(authority: Authority, identity: Identity, row: Row) -> None:
+    """The first token has its own list of rows, whatever ManageCluster is needed for besides."""
+    if row.name not in FIRST_TOKEN:
+        raise first_token_refusal(f"{row.name} is not open to the first token")
+    authority.demand(identity, "ManageCluster", CLUSTER)
 
 
 # -- what a request names -----------------------------------------------------------------------------
@@ -559,3 +570,17 @@ GRPC_ROWS: Final = (
 ADMIN: Final = {row.name: row for row in ADMIN_ROWS}
 NATIVE: Final = {row.name: row for row in NATIVE_ROWS}
 GRPC: Final = {row.name: row for row in GRPC_ROWS}
+# What the first token may ask for: it makes an administrator, who then does the rest.
+FIRST_TOKEN: Final = frozenset(
+    (
+        "ADMIN", "AUTHENTICATE", "roles", "put_role", "bindings", "put_binding", "api_keys", "create_api_key",
+        "issue_token", "can",
+        *(
+            f"/danube_admin.SecurityAdmin/{name}"
+            for name in (
+                "CreateRole", "GetRole", "ListRoles", "CreateBinding", "GetBinding", "ListBindings",
+                "ListAllBindings",
+            )
+        ),
+    )
+)  # fmt: skip

@@ -65,4 +65,8 @@ class Identity(NamedTuple):
 
 
 ANONYMOUS: Final = Identity(Principal("anonymous", ""), "none")
+# Who holds the first token of a broker, which has the claim ``bootstrap``.  No text, binding or certificate
+# can name it, and brokers forward it by its name like any other.
+BOOTSTRAP: Final = Principal("bootstrap", "")
+BOOTSTRAP_TTL_S: Final = 86_400  # the most that a first token may live
 INTERNAL: Final = Identity(Principal("broker_internal", ""), "internal")

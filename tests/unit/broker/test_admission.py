@@ -47,6 +47,19 @@ def test_a_token_names_its_holder(entrance: Entrance) -> None:
     assert entrance.admission.admit(signed(), "a").principal == Principal("service_account", "app")
 
 
+def test_who_is_admitted_is_noticed_and_who_is_refused_is_not(entrance: Entrance) -> None:
+    noticed: list[str] = []
+    entrance.admission.on_admitted = lambda identity: noticed.append(str(identity.principal))
+    entrance.admission.admit(signed(), "a")
+    entrance.admission.admit(signed("first", bootstrap=True), "a")
+    for bad in ("x", "", signed()[:-2]):
+        entrance.refused(bad)
+    revoke = Revoke(revocation=Revocation("principal", "bootstrap", NOW_US + 1, NOW_US + 1), now_us=NOW_US)
+    entrance.machine.apply(1, revoke)
+    entrance.refused(signed("first", bootstrap=True))
+    assert noticed == ["service_account:app", "bootstrap"]
+
+
 def test_refusals_do_not_tell_why(entrance: Entrance) -> None:
     bad = {entrance.refused(text) for text in ("x", signed()[:-2], "dnb_x_y", signed() + "x")}
     assert bad == {"the credential is not accepted"}

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa, utils
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from danube.core.security.principals import Identity, Principal
+from danube.core.security.principals import BOOTSTRAP, Identity, Principal
 from danube.errors import ConfigInvalid, InvalidArgument, NotAuthenticated, TokenExpired
 from danube.host import credentials
 from danube.host.credentials import (
@@ -204,6 +204,13 @@ CLAIMED = {
     "name too long": hs(claims={**CLAIMS, "principal_name": "x" * 257}),
     "descent a text": hs(claims={**CLAIMS, "danube_descent": "token:1"}),
     "descent of numbers": hs(claims={**CLAIMS, "danube_descent": [1]}),
+    "a first token that is none": hs(claims={**CLAIMS, "iat": NOW_S, "bootstrap": False}),
+    "a first token by a text": hs(claims={**CLAIMS, "iat": NOW_S, "bootstrap": "true"}),
+    "a first token by a number": hs(claims={**CLAIMS, "iat": NOW_S, "bootstrap": 1}),
+    "a first token of unknown age": hs(claims={**CLAIMS, "bootstrap": True}),
+    "a first token for two days": hs(
+        claims={**CLAIMS, "iat": NOW_S, "exp": NOW_S + 172_800, "bootstrap": True}
+    ),
     "descent null": hs(claims={**CLAIMS, "danube_descent": None}),
     "name empty": hs(claims={**CLAIMS, "principal_name": ""}),
 }
@@ -289,6 +296,13 @@ def test_a_token_carries_what_stands_behind_it() -> None:
                      ("x" * TOKEN_BYTES_MAX,)):  # fmt: skip
         with pytest.raises(InvalidArgument, match="too long"):
             known.sign(principal, 60, NOW_US, descent=too_long)
+
+
+def test_a_first_token_is_of_no_principal_that_can_be_named() -> None:
+    known = checker()
+    for principal in (Principal("user", "bootstrap"), Principal("service_account", "root")):
+        shown = known.check(known.sign(principal, 86_400, NOW_US, jti="7", bootstrap=True), NOW_US)
+        assert (shown.principal, shown.token_id, shown.issued_us) == (BOOTSTRAP, "7", NOW_US)
 
 
 def test_an_expired_token_of_a_stranger_is_just_refused() -> None:

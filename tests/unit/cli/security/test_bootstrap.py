@@ -14,6 +14,7 @@ from danube.cli.terminal.services import Services
 from danube.config.auth import credentials_of
 from danube.config.exposure import refuse
 from danube.config.loading import BrokerConfig, load
+from danube.core.security.principals import BOOTSTRAP
 
 
 def init(data: Path, *words: str, exit_code: int = 0) -> Result:
@@ -35,7 +36,7 @@ def test_what_it_makes_is_a_configuration_that_asks_everybody(tmp_path: Path) ->
     credentials = credentials_of(config.auth, short_allowed=False)
     now_us = time.time_ns() // 1000
     identity = credentials.check((folder / "admin.token").read_text().strip(), now_us)
-    assert str(identity.principal) == "user:admin" and identity.token_id
+    assert identity.principal == BOOTSTRAP and identity.token_id and not config.auth.super_admins
     assert 86_000 < (identity.expires_us - now_us) / 1e6 < 86_401
     assert (folder / "admin.token").read_text().strip() not in said
 
@@ -84,7 +85,11 @@ def start(data: Path, *words: str, exit_code: int = 0) -> tuple[Result, list[Bro
 def test_a_secure_start_makes_the_folder_once_and_says_what_comes_next(tmp_path: Path) -> None:
     said, (config,) = start(tmp_path / "data", "--secure", "--native-port", "7000", "--host", "0.0.0.0")
     assert config.asks_clients and config.tls.cert_file and config.server.native_port == 7000
-    assert said.stderr.count("danube security") == 3 and "localhost:7000" in said.stderr
+    assert (
+        said.stderr.count("danube security") == 5
+        and "--role admin" in said.stderr
+        and "localhost:7000" in said.stderr
+    )
     token = (tmp_path / "data" / "security" / "admin.token").read_text()
     said, (config,) = start(tmp_path / "data", "--secure")
     assert "danube security" not in said.stderr and config.asks_clients

@@ -174,6 +174,22 @@ def test_demands_hold_at_every_broker(namespace: Namespace) -> None:
         client.producer(namespace.topic).open().close()
 
 
+@pytest.mark.parametrize("demand", [{"durability_min": "fsync"}, {"schema_required": True}], ids=str)
+def test_a_demand_that_comes_later_ends_producers_at_every_broker(
+    namespace: Namespace, demand: dict[str, Any]
+) -> None:
+    namespace.make_topic()
+    opened = [namespace.handles.enter_context(one.producer(namespace.topic)) for one in namespace.clients]
+    for one in opened:
+        one.send_many([b"x"] * PARTITIONS)
+    namespace.set(**demand)
+    for one in opened:
+        with pytest.raises(PolicyMismatch):
+            for _ in range(300):  # the owners have read it when it is known there, or a moment later
+                one.send(b"y")
+                time.sleep(0.1)
+
+
 def stored(client: sync.Client, namespace: Namespace) -> int:
     [used] = [one["used"] for one in client.admin.quotas() if one["name"] == namespace.name]
     return int(used)

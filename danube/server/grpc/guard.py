@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.admission import Admission
+from danube.core.metadata.quotas import namespace_of
+from danube.core.security.authority import topic_resource
 from danube.core.security.operations import NATIVE, OPEN, Row, judge
 from danube.errors import NotAuthenticated
 
@@ -46,8 +48,13 @@ class GrpcGuard:
 
     def consumes(self, identity: Identity, topic: str, subscription: str) -> None:
         """Raise NotAllowed unless this caller may have records of a subscription, and settle them."""
-        request = {"partition": topic, "subscription": subscription}
-        judge(self.authority, identity, NATIVE["SUBSCRIBE"], request, self._state())
+        state = self._state()
+        limits = state.quotas.effective(namespace_of(topic)) if state.quotas else None
+        if limits is None or not limits.subscription_auth:  # asked for each lot of Acks, so no more
+            self.authority.demand(identity, "Consume", topic_resource(topic))
+        else:
+            request = {"partition": topic, "subscription": subscription}
+            judge(self.authority, identity, NATIVE["SUBSCRIBE"], request, state)
 
     def pause_s(self, source: str) -> float:
         """How long a refusal is held back: some clients call again at once, for ever."""

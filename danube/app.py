@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from danube.broker.processes import supervisor
-from danube.broker.processes.contexts import Reloads
+from danube.broker.processes.reloads import Reloads
 from danube.broker.processes.supervisor import ControllerSide, SupervisorSettings, WorkerContext
 from danube.config import exposure
-from danube.config.loading import BrokerConfig, Started
+from danube.config.auth import packed_keys, with_keys
+from danube.config.loading import BrokerConfig, Started, values
 from danube.config.sections import NO_PORT
 from danube.errors import ConfigInvalid
+from danube.host import telemetry
 
 METADATA_POLL_S: Final = 0.05
 WAITING_ROOM_S: Final = 1.0  # a cluster whose nodes start together is there by then
+_log = telemetry.events("app")
 
 if TYPE_CHECKING:
     from danube.broker.processes.contexts import MetricsContext, MetricsMain, MoverMain
@@ -25,11 +29,15 @@ if TYPE_CHECKING:
     from danube.server.native import NativeServer
 
 
-def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> int:
+def start(
+    config: BrokerConfig,
+    announce: Callable[[str | Started], None],
+    again: Callable[[], BrokerConfig] | None = None,
+) -> int:
     """Run a broker in this process until it is told to stop; returns the exit code.
 
-    ``announce`` gets lines about a slow start and, once all workers serve, one Started.  Raises
-    DanubeError when the broker cannot start.
+    ``announce`` gets lines about a slow start and, once all workers serve, one Started.  ``again`` reads the
+    configuration anew, for the list of keys.  Raises DanubeError when the broker cannot start.
     """
     exposure.refuse(config)
     settings = SupervisorSettings(
@@ -40,7 +48,7 @@ def start(config: BrokerConfig, announce: Callable[[str | Started], None]) -> in
         extra_ports={"grpc": config.grpc.port, "admin": config.admin.port},
         local_socket=config.local_socket,
         metrics_port=config.metrics.port,
-        reloads=Reloads() if config.has_certificates else None,
+        reloads=_reloads(config, again),
         progress=announce,
         on_ready=announce,
     )
@@ -137,9 +145,39 @@ def _import_worker_parts() -> None:
 def _check_keys(config: BrokerConfig) -> None:
     """Refuse the start if a key cannot be used: workers that find it out would start again and again."""
     if config.auth.asks:
-        from danube.config.auth import credentials_of
+        from danube.config.auth import credentials_of, keys_of
 
-        credentials_of(config.auth, short_allowed=config.only_this_host)
+        credentials_of(config.auth, keys_of(config.auth, short_allowed=config.only_this_host))
+
+
+def _reloads(config: BrokerConfig, again: Callable[[], BrokerConfig] | None) -> Reloads | None:
+    """What `danube reload` does: every process looks at its files, and the list of keys is read again."""
+    if not (config.has_certificates or config.auth.asks):
+        return None
+    if again is None or not config.auth.asks:
+        return Reloads()
+
+    def read() -> bytes:
+        found = again()
+        packed = packed_keys(found.auth)
+        changed = dataclasses.replace(config, auth=with_keys(config.auth, packed))
+        if config.auth.has_key and not changed.auth.has_key:
+            what = "the configuration has no key that checks tokens any more"
+            raise ConfigInvalid(what, hint="name one in auth.jwt.keys, or start the broker again")
+        _check_keys(changed)
+        present = values(changed)
+        if waiting := [key for key, text in values(found).items() if text != present[key]]:
+            _log.warning("settings that have changed hold from the next start", settings=",".join(waiting))
+        return packed
+
+    return Reloads(read)
+
+
+def _with_present_keys(config: BrokerConfig, reloads: Reloads | None) -> BrokerConfig:
+    """The configuration of a worker: one that is replaced begins with the list of keys that was read last."""
+    if reloads is None:
+        return config
+    return dataclasses.replace(config, auth=with_keys(config.auth, reloads.keys))
 
 
 def _check_tls(config: BrokerConfig) -> None:
@@ -154,7 +192,7 @@ def run_worker(context: WorkerContext, config: BrokerConfig) -> None:
     """The main function of a worker process."""
     import uvloop
 
-    from danube.host import allocator, telemetry
+    from danube.host import allocator
 
     telemetry.configure(config.log.level, config.log.format, process=f"worker-{context.worker}")
     allocator.keep_large_blocks()
@@ -169,6 +207,7 @@ async def _serve(context: WorkerContext, config: BrokerConfig) -> None:
     from danube.server.grpc.doors import grpc_doors
     from danube.server.grpc.placing import SHARES_MAX
 
+    config = _with_present_keys(config, context.settings.reloads)
     tls: dict[str, TlsPort] = {}
     if config.tls.cert_file or config.grpc.cert_file:
         from danube.server.tls import tls_ports

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.config.auth import credentials_of
+from danube.config.auth import AuthConfig, credentials_of, keys_of, with_keys
 from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.security.api_keys import identity_of_key, looks_like_api_key
 from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
 from danube.core.security.principals import ANONYMOUS, Identity
-from danube.errors import IssuerUnavailable, NotAuthenticated, TokenExpired
+from danube.errors import ConfigInvalid, IssuerUnavailable, NotAuthenticated, TokenExpired
 from danube.host import clock, telemetry
+from danube.host.renewal import Renewal
 
 if TYPE_CHECKING:
+    from danube.broker.processes.reloads import Reloads
     from danube.config.loading import BrokerConfig
     from danube.core.metadata.roles import Access
-    from danube.host.credentials import Credentials
+    from danube.host.credentials import Credentials, Key  # noqa: F401 - a base names Key in a string
 
 _log = telemetry.events("admission")
 MINUTE_NS: Final = 60_000_000_000
@@ -32,6 +34,36 @@ GUESSING_S: Final = 1.0
 EXCHANGED_TTL_S: Final = 3_600  # of a token for an API key: clients exchange theirs each hour
 
 NO_CREDENTIAL: Final = "this broker wants to know who asks"
+
+
+class TokenKeys(Renewal[AuthConfig, "list[Key]"]):
+    """Keys of tokens, which follow their files and, when the broker is told to, the list of them."""
+
+    def __init__(self, auth: AuthConfig, *, short_allowed: bool) -> None:
+        """Load the keys; raises ConfigInvalid."""
+        super().__init__(auth, lambda source: keys_of(source, short_allowed=short_allowed))
+        self._asked = 0
+        self._told = b""
+
+    def paths(self) -> Iterable[str]:
+        return self.source.key_paths
+
+    def renewed(self) -> None:
+        _log.info("keys of tokens renewed", keys=",".join(key.key_id or '""' for key in self.made))
+
+    def kept(self, error: ConfigInvalid) -> None:
+        _log.error("the former keys of tokens stay", what=str(error), why=error.why)
+
+    def look_again(self, reloads: Reloads) -> bool:
+        """Look at the files, and at the list that was read last; return whether the keys were exchanged."""
+        former, told = self.made, reloads.keys
+        at_once, self._asked = reloads.count != self._asked, reloads.count
+        if told != self._told:
+            self._told = told
+            self.follow(with_keys(self.source, told))
+        else:
+            self.look(at_once=at_once)
+        return self.made is not former
 
 
 class Admission:
@@ -45,7 +77,10 @@ class Admission:
         failures_per_minute: int,
         now_us: Callable[[], int] = clock.wall_us,
         now_ns: Callable[[], int] = clock.monotonic_ns,
+        keys: TokenKeys | None = None,
     ) -> None:
+        """``keys``: those of the credentials, where they are followed."""
+        self.keys = keys
         self.leeway_us = credentials.leeway_s * 1_000_000
         self._access = access
         self.now_us = now_us
@@ -78,7 +113,7 @@ class Admission:
         except (NotAuthenticated, TokenExpired, IssuerUnavailable) as error:
             self._failed(source, error.code, str(error.__cause__ or error))
             raise error.with_traceback(None) from None
-        if why := self._access().credentials.revoked(identity):
+        if why := self._why_revoked(identity):
             self._failed(source, NotAuthenticated.code, why, identity)
             raise refused(why)
         self.on_admitted(identity)
@@ -122,7 +157,18 @@ class Admission:
 
     def revoked(self, identity: Identity) -> bool:
         """Return whether a credential that was good is good no longer."""
-        return bool(self._access().credentials.revoked(identity))
+        return bool(self._why_revoked(identity))
+
+    def _why_revoked(self, identity: Identity) -> str:
+        if identity.how == "token" and not self.credentials.holds(identity):
+            return "the key that signed it was removed"
+        return self._access().credentials.revoked(identity)
+
+    def look_at_keys(self, reloads: Reloads) -> bool:
+        """Follow the keys of tokens; return whether one is gone, so that its tokens are good no longer."""
+        if self.keys is None or not self.keys.look_again(reloads):
+            return False
+        return self.credentials.exchange(self.keys.made)
 
     def forget(self) -> None:
         """Check every credential anew: keys or revocations have changed."""
@@ -165,8 +211,9 @@ def admission_of(config: BrokerConfig, access: Callable[[], Access]) -> Admissio
     auth = config.auth
     if not auth.asks:
         return None
-    credentials = credentials_of(auth, short_allowed=config.only_this_host)
-    admission = Admission(credentials, access, failures_per_minute=auth.failures_per_minute)
+    keys = TokenKeys(auth, short_allowed=config.only_this_host)
+    credentials = credentials_of(auth, keys.made)
+    admission = Admission(credentials, access, failures_per_minute=auth.failures_per_minute, keys=keys)
     admission.open()
     return admission
 

@@ -45,7 +45,7 @@ import msgspec
 from danube import limits
 from danube.errors import DanubeError, ProtocolError
 from danube.host import telemetry
-from danube.host.unix_peer import same_user
+from danube.host.local_socket import same_user
 from danube.limits import MIB
 
 FRAME_BYTES_MAX: Final = 256 * limits.MIB  # a metadata snapshot, or the manifest of a million segments

@@ -19,7 +19,7 @@ COMMANDS = {
     "start": Entry("danube.cli.broker.start:start", "Start a broker on this host."),
     "stop": Entry("danube.cli.broker.stop:stop", "Stop the broker of a data directory."),
     "reload": Entry(
-        "danube.cli.broker.stop:reload_certificates", "Let a broker load its certificates again."
+        "danube.cli.broker.stop:reload_certificates", "Let a broker load its certificates and keys again."
     ),
     "status": Entry("danube.cli.broker.stop:status", "Show whether a broker runs, and its state."),
     "produce": Entry("danube.cli.records.produce:produce", "Send records to a topic."),

@@ -5,9 +5,10 @@ Upstream's keys of this section mean what they mean there; ours lie beside them.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from danube.config.problems import Problem
@@ -24,11 +25,12 @@ from danube.config.sections import (
 from danube.core.security.principals import GIVEN_KINDS
 
 if TYPE_CHECKING:
-    from danube.host.credentials import Credentials, Provider
+    from danube.host.credentials import Credentials, Key, Provider
 
 MODES: Final = ("none", "token", "tls")
 ALGORITHMS: Final = ("HS256", "RS256", "ES256", "EdDSA")
 SECRET_BYTES_MIN: Final = 32  # of a key for HS256: as many as its hash has
+RELOADED: Final = ("auth.jwt.secret_key", "auth.jwt.secret_key_file", "auth.jwt.keys")  # by `danube reload`
 _KEY_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _PARTS: Final = ("kid", "alg", "file", "use")
 _USES: Final = ("check", "sign")
@@ -129,15 +131,29 @@ class AuthConfig:
     def has_key(self) -> bool:
         return bool(self.jwt_secret_key or self.jwt_secret_key_file or self.jwt_keys or self.oidc_issuer)
 
+    @property
+    def key_paths(self) -> list[str]:
+        """Files of keys; "" where there is none."""
+        return [*(one.file for one in key_files(self.jwt_keys)), self.jwt_secret_key_file]
 
-def credentials_of(auth: AuthConfig, *, short_allowed: bool) -> Credentials:
-    """Return what checks and signs by this section; ConfigInvalid names a key that cannot be used.
+
+def credentials_of(auth: AuthConfig, keys: Iterable[Key]) -> Credentials:
+    """Return what checks and signs with these keys by this section.
 
     Keys of ``auth.oidc`` are not read before its provider is started.
+    """
+    from danube.host.credentials import Credentials
+
+    leeway_s = auth.jwt_leeway_ms // 1000
+    return Credentials(keys, issuer=auth.jwt_issuer, leeway_s=leeway_s, provider=_provider_of(auth))
+
+
+def keys_of(auth: AuthConfig, *, short_allowed: bool) -> list[Key]:
+    """Load the keys of this section; ConfigInvalid names one that cannot be used.
 
     ``short_allowed``: nobody but this host can guess a secret.
     """
-    from danube.host.credentials import Credentials, load_key, secret_key
+    from danube.host.credentials import load_key, secret_key
 
     keys = [
         load_key(one.key_id, one.algorithm, one.file, signs=one.signs, short_allowed=short_allowed)
@@ -147,8 +163,21 @@ def credentials_of(auth: AuthConfig, *, short_allowed: bool) -> Credentials:
         keys.append(secret_key("", auth.jwt_secret_key.reveal().encode(), short_allowed=short_allowed))
     elif auth.jwt_secret_key_file:
         keys.append(load_key("", "HS256", auth.jwt_secret_key_file, signs=True, short_allowed=short_allowed))
-    leeway_s = auth.jwt_leeway_ms // 1000
-    return Credentials(keys, issuer=auth.jwt_issuer, leeway_s=leeway_s, provider=_provider_of(auth))
+    return keys
+
+
+def packed_keys(auth: AuthConfig) -> bytes:
+    """Return the settings of this section that are read again, for other processes of the broker."""
+    texts = (auth.jwt_secret_key.reveal(), auth.jwt_secret_key_file, auth.jwt_keys)
+    return json.dumps(texts).encode()
+
+
+def with_keys(auth: AuthConfig, packed: bytes) -> AuthConfig:
+    """Return the section with such settings; ``packed`` is empty before they were read again."""
+    if not packed:
+        return auth
+    secret, file, keys = json.loads(packed)
+    return replace(auth, jwt_secret_key=Secret(secret), jwt_secret_key_file=file, jwt_keys=keys)
 
 
 def _provider_of(auth: AuthConfig) -> Provider | None:

@@ -10,8 +10,9 @@ them at once, with file and line.  ``docs/danube.yml`` lists every key.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -161,6 +162,8 @@ class Loaded:
 
     config: BrokerConfig
     origins: dict[str, str]
+    again: Callable[[], BrokerConfig]  # reads the same sources once more
+    file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +243,21 @@ def load(
         config = _build(parsed)
         problems += _contradictions(config, origins)
         if not problems:
-            return Loaded(config, origins)
+            return Loaded(config, origins, partial(_load_again, file, environ, flags), file)
     raise _invalid(problems)
+
+
+def _load_again(
+    file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None
+) -> BrokerConfig:
+    """Load what a running broker was started with; a pipe could be read only once."""
+    if file is not None and not file.is_file():
+        raise ConfigInvalid(
+            f"configuration file {file} cannot be read again",
+            why="it is gone, or was never a regular file",
+            hint="start the broker with a file that stays",
+        )
+    return load(file, environ, flags).config
 
 
 def _invalid(problems: list[Problem]) -> ConfigInvalid:

@@ -81,6 +81,7 @@ class Key(NamedTuple):
     algorithm: str
     public: Any
     private: Any = None
+    fingerprint: bytes = b""  # tells it from another key of the same name
 
 
 class KeySource(Protocol):
@@ -114,7 +115,7 @@ def secret_key(key_id: str, secret: bytes, *, short_allowed: bool = False) -> Ke
             why=f"a key for HS256 with less than {SECRET_BYTES_MIN} can be guessed",
             hint="take a longer one: openssl rand -hex 32",
         )
-    return Key(key_id, "HS256", secret, secret)
+    return Key(key_id, "HS256", secret, secret, _fingerprint(secret))
 
 
 def load_key(key_id: str, algorithm: str, file: str, *, signs: bool, short_allowed: bool = False) -> Key:
@@ -141,7 +142,13 @@ def load_key(key_id: str, algorithm: str, file: str, *, signs: bool, short_allow
         raise ConfigInvalid(f"the key in {file} is not for {algorithm}", hint="each algorithm has its keys")
     if signs and private is None:
         raise ConfigInvalid(f"{file} holds a public key, which signs nothing", hint="name the private key")
-    return Key(key_id, algorithm, public, private if signs else None)
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    mark = _fingerprint(public.public_bytes(*form))
+    return Key(key_id, algorithm, public, private if signs else None, mark)
+
+
+def _fingerprint(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16, person=b"danube key").digest()
 
 
 def _fits(algorithm: str, public: Any) -> bool:
@@ -248,6 +255,25 @@ class Credentials:
                 del self._remembered[next(iter(self._remembered))]
         self._remembered[name] = found
         return found[0]
+
+    def exchange(self, keys: Iterable[Key]) -> bool:
+        """Check and sign with these keys; return whether a former one is not among them."""
+        former, self._keys = self._keys, {key.key_id: key for key in keys}
+        gone = any(not self._has(key.key_id, key.fingerprint) for key in former.values())
+        if gone:
+            self.forget()
+        return gone
+
+    def holds(self, identity: Identity) -> bool:
+        """Return whether the key that signed this identity's token is still there.
+
+        Keys of the provider have no fingerprint; they come and go at its own word.
+        """
+        return not identity.key_fingerprint or self._has(identity.key_id, identity.key_fingerprint)
+
+    def _has(self, key_id: str, fingerprint: bytes) -> bool:
+        key = self._keys.get(key_id)
+        return key is not None and key.fingerprint == fingerprint
 
     def forget(self) -> None:
         """Check every token anew: keys or revocations have changed."""
@@ -387,8 +413,9 @@ def _identity(text: str, claims: dict[str, Any], key: Key, groups: tuple[str, ..
     token_key, token_id = token_key_of(text), claims.get("jti", "")
     descent = tuple(claims.get(DESCENT, ()))
     return Identity(
-        principal, "token", expires_us, key.key_id, token_key, token_id, issued_us, descent, groups
-    )
+        principal, "token", expires_us, key.key_id, token_key, token_id, issued_us, descent, groups,
+        key.fingerprint,
+    )  # fmt: skip
 
 
 def _provided(claims: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:

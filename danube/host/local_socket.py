@@ -5,18 +5,22 @@ network namespace, for which the address is the same host, can connect to it.  T
 
 A client with a loopback address tries this socket first, and uses it only if the listening process has the
 client's user: another user could bind the name without access to the port.  Linux only.
+
+An abstract address has no permissions: any process that guesses it can connect, or listen there.  So whoever
+uses one asks for the user of the other end.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from danube.host.unix_peer import same_user
 from danube.limits import WORKERS_MAX
 
 # What a TCP socket on loopback grows to, and what Linux 6.18 allows.  With the 208 KiB of older kernels many
@@ -24,6 +28,19 @@ from danube.limits import WORKERS_MAX
 BUFFER_BYTES: Final = 4 << 20
 OWN_HOSTS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - names them, listens nowhere
 _LOCALHOST: Final = ("127.0.0.1", "::1")
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred, unix(7): process, user, group
+
+
+def peer_of(raw: socket.socket) -> tuple[int, int]:
+    """Return (pid, uid) of the peer.  For an outgoing connection: of the process that called listen()."""
+    told = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(told)
+    return process, user
+
+
+def same_user(raw: socket.socket) -> bool:
+    """Whether the process at the other end is of this one's user."""
+    return peer_of(raw)[1] == os.geteuid()
 
 
 def has_room() -> bool:

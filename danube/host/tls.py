@@ -7,16 +7,15 @@ resumed with keys of their context alone, so a client of a former authority cann
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from danube.errors import ConfigInvalid
-from danube.host import clock, telemetry
+from danube.host import telemetry
+from danube.host.renewal import Renewal
 
-LOOK_NS: Final = 5_000_000_000
 RENEW_NS: Final = 86_400_000_000_000  # the keys of resumed sessions are those of a context
 CLIENT_CERTIFICATES: Final = ("off", "optional", "required")
 PEER_NAME: Final = "peer.danube.internal"  # the server name that brokers ask each other for
@@ -123,53 +122,23 @@ def _why(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-class Renewed:
+class Renewed(Renewal[TlsFiles, ssl.SSLContext]):
     """A context that follows its files; while they cannot be loaded the former one stays."""
 
-    def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], ssl.SSLContext]) -> None:
-        """Make the first context; raises ConfigInvalid."""
-        self.files = files
-        self.failed = False  # the files, as they are now, cannot be used
-        self.renewed_count = 0
-        self._make = make
-        self._seen = self._state()  # before they are loaded: a change meanwhile is seen by the next look
-        self.context = make(files)
-        self._made_ns = self._looked_ns = clock.monotonic_ns()
+    renew_ns = RENEW_NS
 
-    def look(self, *, at_once: bool = False) -> None:
-        """Load the files anew if they changed, or if the context is a day old; looks every LOOK_NS."""
-        now_ns = clock.monotonic_ns()
-        if not at_once and now_ns < self._looked_ns + LOOK_NS:
-            return
-        self._looked_ns = now_ns
-        seen = self._state()
-        changed = seen != self._seen
-        if not (changed or self.failed or now_ns > self._made_ns + RENEW_NS):
-            return
-        self._seen = seen
-        try:
-            self.context = self._make(self.files)
-        except ConfigInvalid as error:
-            if changed or not self.failed:
-                _log.error("the former certificate stays", what=str(error), why=error.why)
-            self.failed = True
-            return
-        self._made_ns = now_ns
-        if changed or self.failed:
-            self.renewed_count += 1
-            _log.info("certificate and authorities renewed", cert_file=self.files.cert_file)
-        self.failed = False
+    @property
+    def context(self) -> ssl.SSLContext:
+        return self.made
 
-    def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_state_of(path) for path in self.files if path)
+    def paths(self) -> Iterable[str]:
+        return self.source
 
+    def renewed(self) -> None:
+        _log.info("certificate and authorities renewed", cert_file=self.source.cert_file)
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    def kept(self, error: ConfigInvalid) -> None:
+        _log.error("the former certificate stays", what=str(error), why=error.why)
 
 
 class TlsPort:

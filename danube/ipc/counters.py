@@ -61,6 +61,8 @@ class Counter(IntEnum):
     TLS_RELOAD_FAILED = 39  # 1 while files of TLS cannot be loaded, and the former ones are in use
     TLS_RELOADS = 40  # contexts that were made anew because their files changed
     DEAD_LETTERS_REFUSED = 41  # attempts; each record is tried again
+    KEYS_RELOAD_FAILED = 42  # 1 while keys of tokens cannot be loaded, and the former ones are in use
+    KEYS_RELOADS = 43  # how often changed keys came into use
 
 
 class State(IntEnum):
@@ -82,6 +84,7 @@ GAUGES: Final = (
     Counter.CONSUMERS_OPEN,
     Counter.BACKLOG_RECORDS,
     Counter.TLS_RELOAD_FAILED,
+    Counter.KEYS_RELOAD_FAILED,
 )
 
 if len(Counter) * 8 > COUNTER_BLOCK_BYTES:

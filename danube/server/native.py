@@ -150,6 +150,9 @@ class NativeServer:
         return max(1, (connection.identity.expires_us - now_us) // 1_000_000)
 
     def opened(self, connection: NativeConnection, now_s: float) -> None:
+        if connection.welcomed and self.taken_back(connection):  # while it was passed on
+            connection.refuse(_taken_back())
+            return
         held, most = len(self.connections), self._connections_max
         try:
             self._places.take(connection.host, held, most, arrived=connection.welcomed)
@@ -161,6 +164,10 @@ class NativeServer:
         if not connection.welcomed:
             self._shaking[connection] = now_s + self._handshake_timeout_s
             self.count("connections_total", 1)
+
+    def taken_back(self, connection: NativeConnection) -> bool:
+        """Return whether the credential that the connection began with is good no longer."""
+        return self.admission is not None and self.admission.revoked(connection.identity)
 
     def shaken(self, connection: NativeConnection) -> None:
         self._shaking.pop(connection, None)
@@ -572,8 +579,8 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     def judge_again(self) -> int:
         """Give up what its principal may not do any more; return how many handles were looked at."""
         server = self._server
-        if server.admission is not None and server.admission.revoked(self.identity):
-            self.refuse(NotAuthenticated("the credential is not accepted any more", hint="get a new one"))
+        if server.taken_back(self):
+            self.refuse(_taken_back())
             return 1
         return 1 if server.router.judging is None else server.router.judging.again(self)
 
@@ -643,3 +650,7 @@ class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
+
+
+def _taken_back() -> NotAuthenticated:
+    return NotAuthenticated("the credential is not accepted any more", hint="get a new one")

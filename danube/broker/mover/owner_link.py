@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from danube.broker.links import Accepted, Frame
 from danube.errors import DanubeError
-from danube.host.unix_peer import peer_of
+from danube.host.local_socket import peer_of
 
 if TYPE_CHECKING:
     from danube.broker.mover.partition import MovedPartition

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from danube.broker.processes.compiler import KernelCompiler
 from danube.broker.processes.lease import SharedLease
+from danube.broker.processes.reloads import Reloads
 from danube.broker.processes.unbroken import ALWAYS, Since
 from danube.config.loading import Started
 from danube.config.sections import NO_PORT
@@ -31,22 +32,6 @@ _TEXT_START: Final = 1_024  # in bytes; the words lie before it
 _TEXT_BYTES_MAX: Final = 2_048
 
 
-class Reloads:
-    """How often the broker was told to load its certificates again: a word of memory shared by a fork."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._word = memoryview(self._memory).cast("q")
-
-    @property
-    def count(self) -> int:
-        return self._word[0]
-
-    def request(self) -> None:
-        """Supervisor: all processes load anew at their next look, within a second."""
-        self._word[0] += 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
     """Settings of a broker's processes; sizes and workers of 0 are chosen for this machine."""
@@ -63,7 +48,7 @@ class SupervisorSettings:
     drain_timeout_ms: int = 9_000
     mover_drain_timeout_ms: int = 2_000  # after the workers have ended
     ring_bytes: int = 0
-    reloads: Reloads | None = None  # with TLS; SIGHUP asks for one, and without them stops the broker
+    reloads: Reloads | None = None  # with certificates or keys; SIGHUP asks for one, else stops the broker
     progress: Callable[[str], None] | None = None  # takes lines about an unusual start
     on_ready: Callable[[Started], None] | None = None  # once, in the supervisor, when all workers serve
 

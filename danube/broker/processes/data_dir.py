@@ -74,7 +74,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     controller: str = ""  # its abstract socket without the leading zero byte; "" on a single host
     identity: str = ""  # process.identity_of(pid); empty from a version that did not tell
     warnings: tuple[str, ...] = ()  # of the banner
-    reloads: bool = False  # SIGHUP makes it load its certificates again; otherwise that stops it
+    reloads: bool = False  # SIGHUP makes it load certificates and keys again; otherwise that stops it
 
 
 class DataDir:

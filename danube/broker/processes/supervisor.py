@@ -205,6 +205,7 @@ class Supervisor:
         self._started_at_us = wall_us()
         self._notifier = ServiceNotifier.from_environment(os.environ)
         self._stop_signals = 0
+        self._reload_signals = 0
         self._stop_deadline_ns = 0
         self._announced_ready = False
         self._state_changed = False
@@ -333,8 +334,12 @@ class Supervisor:
         self._stop_signals += 1
 
     def _on_reload_signal(self, number: int, frame: Any) -> None:
-        if self._settings.reloads is not None:
-            self._settings.reloads.request()
+        self._reload_signals += 1
+
+    def _reload(self) -> None:
+        reloads, self._reload_signals = self._settings.reloads, 0
+        if reloads is not None:
+            reloads.request()
 
     def _start_first(self) -> None:
         """Number all workers before any runs, so that none sees another as restarted."""
@@ -375,6 +380,8 @@ class Supervisor:
         if self._stop_signals:
             self._stop(now_ns)
             return
+        if self._reload_signals:
+            self._reload()
         for worker in self._workers:
             if worker.pid:
                 self._check_heartbeat(worker, now_ns, paused_ns)

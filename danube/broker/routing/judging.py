@@ -235,6 +235,10 @@ class Recall:
         if version != self._seen:
             self._seen = version
             self._forget()
+        self.begin()
+
+    def begin(self) -> None:
+        """Have every holder judge its grants again."""
         running = bool(self._left)
         self._left = self._holders()
         if not running:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
     from pathlib import Path
 
+    from danube.broker.admission import Admission
     from danube.broker.api import Door
     from danube.broker.audit.audit import Audit
     from danube.broker.clustered.parts import ClusterParts
@@ -69,6 +70,7 @@ class KeptWorker(Protocol):
     doors: dict[str, Door]
     certificates: TlsWatch | None
     recall: Recall
+    admission: Admission | None
     rings_due: bool
 
     def refresh_metadata(self) -> None: ...
@@ -136,6 +138,7 @@ class Housekeeping:
             door.sweep(worker.loop.time())
         descriptors.resize(descriptors_allowed(sum(len(door.connections) for door in doors)))
         self._look_at_certificates()
+        self._look_at_keys()
         worker.refresh_metadata()
         worker.recall.look()
         worker.shard.storage.sync_cursors()
@@ -154,6 +157,17 @@ class Housekeeping:
         watch.look(reloads.count)
         worker.counters.block.put(Counter.TLS_RELOAD_FAILED, int(watch.failed))
         worker.counters.block.put(Counter.TLS_RELOADS, watch.renewed_count)
+
+    def _look_at_keys(self) -> None:
+        worker = self._worker
+        admission, reloads = worker.admission, worker.context.settings.reloads
+        if admission is None or reloads is None or admission.keys is None:
+            return
+        if admission.look_at_keys(reloads):
+            worker.recall.begin()
+        failed = admission.keys.failed or reloads.refused
+        worker.counters.block.put(Counter.KEYS_RELOAD_FAILED, int(failed))
+        worker.counters.block.put(Counter.KEYS_RELOADS, admission.keys.renewed_count)
 
     def _retention(self) -> None:
         self._worker.shard.storage.drop_spares(clock.wall_us())

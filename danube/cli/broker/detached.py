@@ -15,7 +15,7 @@ from danube.cli.terminal.own_process import own_command, own_environment
 from danube.errors import AlreadyRunning, OperationTimeout, StorageFailed, Unavailable
 
 if TYPE_CHECKING:
-    from danube.config.loading import BrokerConfig, Started
+    from danube.config.loading import BrokerConfig, Loaded, Started
 
 SILENCE_MAX_S = 60.0  # without a line and without work: a first start compiles kernels, each takes seconds
 START_MAX_S = 900.0  # whatever it does
@@ -28,13 +28,14 @@ _READ_BYTES = 64 * 1024
 _LOG_LINE = re.compile(rb"\d{4}-\d\d-\d\dT|\{")  # as danube.host.telemetry writes it, as text or JSON
 
 
-def start_detached(config: BrokerConfig) -> Started:
+def start_detached(loaded: Loaded) -> Started:
     """Start the broker with exactly this configuration and wait until it serves.
 
     Its output goes to ``danube.out`` in the data directory, which is emptied when it grows large.  Progress
     of the start is passed on to standard error.  Raises Unavailable when the broker ends, and
     OperationTimeout when it neither says nor does anything for SILENCE_MAX_S.
     """
+    config, file = loaded.config, _kept(loaded.file)
     holder = read_running(config.data_dir)
     if holder is not None:
         raise AlreadyRunning(
@@ -46,12 +47,12 @@ def start_detached(config: BrokerConfig) -> Started:
     with _append_to(output) as sink:
         before = sink.tell()
         process = subprocess.Popen(  # noqa: S603 - this program, with paths that were checked
-            own_command("danube", "start", *_flags(config)),
+            own_command("danube", "start", *_flags(config, file)),
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
             start_new_session=True,
-            env=_environment(config),
+            env=_environment(config, file),
         )
     return _wait_ready(config, process, output, before)
 
@@ -66,16 +67,28 @@ def _append_to(output: Path) -> BinaryIO:
         ) from None
 
 
-def _flags(config: BrokerConfig) -> list[str]:
-    return ["--data-dir", str(config.data_dir), "--output-bytes-max", str(OUTPUT_BYTES_MAX)]
+def _kept(file: Path | None) -> Path | None:
+    """The configuration file, if the child can read it as well, and read it again."""
+    return file.absolute() if file is not None and file.is_file() else None
 
 
-def _environment(config: BrokerConfig) -> dict[str, str]:
-    """The whole checked configuration as environment, so that the child needs no file to agree."""
+def _flags(config: BrokerConfig, file: Path | None = None) -> list[str]:
+    named = ["--config", str(file)] if file is not None else []
+    return ["--data-dir", str(config.data_dir), *named, "--output-bytes-max", str(OUTPUT_BYTES_MAX)]
+
+
+def _environment(config: BrokerConfig, file: Path | None = None) -> dict[str, str]:
+    """The whole checked configuration as environment, so that the child agrees whatever becomes of the file.
+
+    Only what `danube reload` reads again is left to the file.
+    """
+    from danube.config.auth import RELOADED
     from danube.config.loading import environment_name, values
 
+    left = RELOADED if file is not None else ()
+    given = {key: text for key, text in values(config, secrets_shown=True).items() if key not in left}
     kept = {name: text for name, text in own_environment(os.environ).items() if name != "DANUBE_CONFIG"}
-    return kept | {environment_name(key): text for key, text in values(config, secrets_shown=True).items()}
+    return kept | {environment_name(key): text for key, text in given.items()}
 
 
 def _wait_ready(

@@ -38,7 +38,7 @@ class RunningBroker:
     controller: str = ""  # of a member of a cluster: its socket
     identity: str = ""  # of the process, see process.identity_of
     warnings: tuple[str, ...] = ()  # its notices when it began to serve
-    reloads: bool = False  # it has certificates, which it loads again when it is told to
+    reloads: bool = False  # it has certificates or keys, which it loads again when it is told to
 
     @property
     def url(self) -> str:
@@ -139,14 +139,14 @@ def stop_and_wait(broker: RunningBroker, data_dir: Path, timeout_s: float) -> fl
 
 
 def reload(broker: RunningBroker, data_dir: Path) -> None:
-    """Tell the broker to load its certificates again; raises WrongState if it has none.
+    """Tell the broker to load its certificates and keys again; raises WrongState if it has neither.
 
     Raises Unavailable if its pid is of another pid namespace.
     """
     if not broker.reloads:
         raise WrongState(
-            f"the broker of {data_dir} has no certificates to load again",
-            hint="set tls.cert_file and tls.key_file, and start it again",
+            f"the broker of {data_dir} has no certificates and no keys to load again",
+            hint="set tls.cert_file and tls.key_file, or auth.mode, and start it again",
         )
     if not _names_the_broker(broker):
         raise Unavailable(

@@ -129,9 +129,9 @@ def start(
     if detach:
         from danube.cli.broker.detached import start_detached
 
-        announce(loaded.config, start_detached(loaded.config))
+        announce(loaded.config, start_detached(loaded))
         return 0
-    return run(services, loaded.config, output_bytes_max)
+    return run(services, loaded, output_bytes_max)
 
 
 def _secured(
@@ -156,10 +156,11 @@ def _secured(
     return load(folder / secured.SETTINGS, services.environ, {**flags, "data_dir": config.data_dir})
 
 
-def run(services: Services, config: BrokerConfig, output_bytes_max: int = 0) -> int:
+def run(services: Services, loaded: Loaded, output_bytes_max: int = 0) -> int:
     """Run the broker in this process; returns its exit code."""
     from danube.host import telemetry
 
+    config = loaded.config
     telemetry.bound_file(output_bytes_max)
     telemetry.configure(config.log.level, config.log.format, process="supervisor")
 
@@ -169,7 +170,7 @@ def run(services: Services, config: BrokerConfig, output_bytes_max: int = 0) -> 
         else:
             announce(config, news)
 
-    return services.start_broker(config, tell)
+    return services.start_broker(config, tell, loaded.again)
 
 
 def announce(config: BrokerConfig, started: Started) -> None:

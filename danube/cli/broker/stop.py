@@ -39,16 +39,17 @@ def stop(
     show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
 
 
-@click.command(name="reload", short_help="Let a broker load its certificates again.")
+@click.command(name="reload", short_help="Let a broker load its certificates and keys again.")
 @_data_dir_option
 @config_file_option
 @output_option()
 @click.pass_obj
 def reload_certificates(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
-    """Let the broker load its certificates, keys and authorities again, within a second.
+    """Let the broker load its certificates, authorities and keys again, within a second.
 
-    Files that cannot be used change nothing; the broker's log names them, and the metric
-    danube_tls_reload_failed is 1.
+    That includes the list of the keys that check and sign tokens (auth.jwt) in its configuration file; all
+    other settings hold from the next start.  Files that cannot be used change nothing; the broker's log names
+    them, and the metric danube_tls_reload_failed, or danube_auth_keys_reload_failed, is 1.
     """
     from danube.cli.broker.running import reload, require_running
 

@@ -24,10 +24,12 @@ def _connect_async(address: str, **options: Any) -> Any:
     return danube.connect(address, **options)
 
 
-def _start_broker(config: BrokerConfig, announce: Callable[[str | Started], None]) -> int:
+def _start_broker(
+    config: BrokerConfig, announce: Callable[[str | Started], None], again: Callable[[], BrokerConfig]
+) -> int:
     from danube import app
 
-    return app.start(config, announce=announce)
+    return app.start(config, announce, again)
 
 
 def _execute(words: list[str]) -> None:
@@ -44,13 +46,16 @@ def _progress_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
+StartBroker = Callable[["BrokerConfig", Callable[["str | Started"], None], Callable[[], "BrokerConfig"]], int]
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """Doors to the rest of the program; each default imports what it needs when it is called."""
 
     connect: Callable[..., Any] = _connect_sync
     connect_async: Callable[..., Any] = _connect_async
-    start_broker: Callable[[BrokerConfig, Callable[[str | Started], None]], int] = _start_broker
+    start_broker: StartBroker = _start_broker
     execute: Callable[[list[str]], None] = _execute  # become another program
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     can_ask: Callable[[], bool] = _terminal

@@ -33,7 +33,7 @@ from danube.cluster.links.frames import Frame, FrameReader, Kind, Lane, pack_fra
 from danube.errors import ConnectionFailed, OperationTimeout, OutcomeUnknown, ProtocolError
 from danube.host import telemetry
 from danube.host.clock import monotonic_ns
-from danube.host.unix_peer import same_user
+from danube.host.local_socket import same_user
 
 REQUESTS_MAX: Final = 64  # of one connection, under way; then it is not read
 _MORE: Final = pack_frame(Kind.MESSAGE)

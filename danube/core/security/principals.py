@@ -57,6 +57,7 @@ class Identity(NamedTuple):
     issued_us: int = 0  # 0: the credential does not say; then it counts as older than any other
     descent: tuple[str, ...] = ()  # of a token that the broker signed: by which credentials it was asked for
     groups: tuple[str, ...] = ()  # that the token's issuer says the principal is in
+    key_fingerprint: bytes = b""  # of the key that signed a token: another key may get its name
 
     @property
     def author(self) -> str:

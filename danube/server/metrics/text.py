@@ -104,6 +104,8 @@ def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
     }
     failed = observed.tls_failed or any(one["tls_reload_failed"] for one in observed.counters)
     found["danube_tls_reload_failed"] = _one(failed)
+    failed = any(one["keys_reload_failed"] for one in observed.counters)
+    found["danube_auth_keys_reload_failed"] = _one(failed)
     for counter, family in table.COUNTED.items():
         found[family.name] = _one(sum(one[counter.name.lower()] for one in observed.counters))
     if observed.measured.topic_count is not None:

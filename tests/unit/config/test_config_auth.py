@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from danube.config.auth import KeyFile, credentials_of, key_files
+from danube.config.auth import KeyFile, credentials_of, key_files, keys_of
 from danube.config.loading import BrokerConfig, load, values
 from danube.core.security.principals import Principal
 from danube.errors import ConfigInvalid
@@ -107,7 +107,7 @@ def test_the_keys_check_and_the_first_that_may_signs(tmp_path: Path) -> None:
         f"auth: {{mode: token, jwt: {{secret_key_file: {tmp_path}/one,"
         f" keys: 'kid=k alg=HS256 file={tmp_path}/two use=sign'}}}}",
     )
-    credentials = credentials_of(found.auth, short_allowed=False)
+    credentials = credentials_of(found.auth, keys_of(found.auth, short_allowed=False))
     signed = credentials.sign(Principal("user", "ada"), 60, 1_000_000)
     assert credentials.check(signed, 1_000_000).key_id == "k"
     old = credentials.sign(Principal("user", "ada"), 60, 1_000_000, key_id="")
@@ -117,25 +117,25 @@ def test_the_keys_check_and_the_first_that_may_signs(tmp_path: Path) -> None:
 def test_an_issuer_is_a_source_of_keys(tmp_path: Path) -> None:
     issuer = "https://id.example/realms/x"
     auth = config(tmp_path, f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: danube}}}}").auth
-    provider = credentials_of(auth, short_allowed=False).provider
+    provider = credentials_of(auth, []).provider
     assert provider is not None and provider.keys.issuer == issuer
     assert provider[1:] == ("danube", "sub", "user", "groups")
     given = "principal_claim: azp, principal_type: service_account, groups_claim: roles"
     text = f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: danube, {given}}}}}"
-    changed = credentials_of(config(tmp_path, text).auth, short_allowed=False).provider
+    changed = credentials_of(config(tmp_path, text).auth, []).provider
     assert changed is not None and changed[1:] == ("danube", "azp", "service_account", "roles")
     missing = config(
         tmp_path, f"auth: {{mode: token, oidc: {{issuer: {issuer}, audience: d, ca_file: /no}}}}"
     )
     with pytest.raises(ConfigInvalid, match=r"auth\.oidc\.ca_file /no cannot be read"):
-        credentials_of(missing.auth, short_allowed=False)
+        credentials_of(missing.auth, [])
 
 
 def test_a_key_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     auth = config(tmp_path, "auth: {mode: token, jwt: {keys: 'kid=k alg=ES256 file=/nowhere'}}").auth
     with pytest.raises(ConfigInvalid, match="/nowhere cannot be read"):
-        credentials_of(auth, short_allowed=True)
+        keys_of(auth, short_allowed=True)
     short = config(tmp_path, "auth: {mode: token, jwt: {secret_key: short}}").auth
-    assert credentials_of(short, short_allowed=True)
+    assert keys_of(short, short_allowed=True)
     with pytest.raises(ConfigInvalid, match="5 bytes"):
-        credentials_of(short, short_allowed=False)
+        keys_of(short, short_allowed=False)

@@ -54,7 +54,7 @@ def test_which_port_gets_which_certificate(tmp_path: Path) -> None:
 
     def served(given: dict[str, object]) -> dict[str, str]:
         ports = tls_ports(load(None, {"HOME": "/tmp"}, given).config)
-        return {name: Path(port.all[0].files.cert_file).stem for name, port in ports.items()}
+        return {name: Path(port.all[0].source.cert_file).stem for name, port in ports.items()}
 
     everywhere = dict.fromkeys(("native", "metrics", "grpc", "admin"), "one")
     assert served({}) == {}

@@ -80,7 +80,7 @@ def test_the_broker_itself_refuses_too(tmp_path: Path) -> None:
 def test_the_flag_and_the_key_are_the_same_word() -> None:
     started: list[BrokerConfig] = []
 
-    def start(config: BrokerConfig, announce: object) -> int:
+    def start(config: BrokerConfig, announce: object, again: object) -> int:
         started.append(config)
         return 0
 

@@ -211,7 +211,7 @@ def test_start_takes_the_store_as_flags(
 ) -> None:
     started: list[BrokerConfig] = []
 
-    def start(given: BrokerConfig, tell: Any) -> int:
+    def start(given: BrokerConfig, tell: Any, again: Any) -> int:
         started.append(given)
         return 0
 

@@ -61,7 +61,7 @@ class Site:
         return socket.create_connection(self.address)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        context = client_context(self.port.all[0].files._replace(ca_file=self.ca_file), [NATIVE])
+        context = client_context(self.port.all[0].source._replace(ca_file=self.ca_file), [NATIVE])
         return await asyncio.open_connection(*self.address, ssl=context, server_hostname="127.0.0.1")
 
 
@@ -151,7 +151,7 @@ async def test_what_ends_before_it_greets_is_forgotten(tmp_path: Path) -> None:
 async def test_a_greeting_in_pieces_is_read_when_it_is_whole(tmp_path: Path) -> None:
     async with site(tmp_path, peers=True) as here:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = client_context(here.port.all[0].files._replace(ca_file=here.ca_file), [NATIVE])
+        context = client_context(here.port.all[0].source._replace(ca_file=here.ca_file), [NATIVE])
         secure = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
         with pytest.raises(ssl.SSLWantReadError):
             secure.do_handshake()

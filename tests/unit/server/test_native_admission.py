@@ -228,10 +228,27 @@ def test_without_admission_a_token_means_nothing() -> None:
 
 def test_a_passed_connection_is_known_to_the_other_worker() -> None:
     async def run() -> None:
-        identity = Identity(Principal("user", "ada"), "token", NOW_US + 100_000_000)
+        identity = CREDENTIALS.check(token(), NOW_US)
         server: NativeServer = Asking().server
         connection = server.arrived(b"", 0, msgspec.msgpack.encode(identity))
         assert connection.identity == identity
+        transport = FakeTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        assert not transport.closed and server.connections
+
+    asyncio.run(run())
+
+
+def test_a_connection_whose_key_went_while_it_was_passed_on_is_refused() -> None:
+    async def run() -> None:
+        server: NativeServer = Asking().server
+        identity = CREDENTIALS.check(token(), NOW_US)._replace(key_fingerprint=b"another")
+        connection = server.arrived(b"", 0, msgspec.msgpack.encode(identity))
+        transport = FakeTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        (frame,) = frames_in(transport.written)
+        assert isinstance(wire.decode_error(frame.body), NotAuthenticated)
+        assert transport.closed and not server.connections
 
     asyncio.run(run())
 

@@ -304,6 +304,10 @@ def test_rights_are_looked_at_when_they_have_changed_and_in_parts(court: Court) 
     assert [one.judged for one in held] == [2] * 5 and len(forgotten) == 1, (
         "credentials are as good as before"
     )
+    recall.begin()
+    while later:
+        later.pop()()
+    assert [one.judged for one in held] == [3] * 5, "a key has gone"
 
 
 def test_policies_recall_nothing_where_access_is_not_controlled() -> None:

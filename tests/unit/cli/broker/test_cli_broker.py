@@ -213,7 +213,7 @@ def test_a_stop_in_another_pid_namespace_signals_nobody(
 
 
 def starting(config: list[BrokerConfig], exit_code: int = 0) -> Callable[..., int]:
-    def start(given: BrokerConfig, announce: Callable[[str | Started], None]) -> int:
+    def start(given: BrokerConfig, announce: Callable[[str | Started], None], again: object) -> int:
         config.append(given)
         announce("compiling kernels ...")
         announce(
@@ -285,7 +285,7 @@ def test_the_brokers_exit_code_is_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_end_of_file_while_starting_is_no_silent_interrupt(tmp_path: Path) -> None:
-    def cut(config: BrokerConfig, announce: Callable[..., None]) -> int:
+    def cut(config: BrokerConfig, announce: Callable[..., None], again: object) -> int:
         raise EOFError("Ran out of input")
 
     with pytest.MonkeyPatch.context() as patched:
@@ -305,7 +305,7 @@ def test_a_wrong_configuration_starts_nothing(tmp_path: Path) -> None:
 
 
 def test_a_detached_start_that_fails_tells_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detached, "_flags", lambda config: ["--no-such-flag"])
+    monkeypatch.setattr(detached, "_flags", lambda config, file: ["--no-such-flag"])
     said = invoke("start", "--detach", "--data-dir", str(tmp_path / "d"), exit_code=6).stderr
     assert "ended with exit code 2" in said
     assert "--no-such-flag" in said
@@ -327,6 +327,22 @@ def test_a_detached_broker_gets_the_whole_configuration(monkeypatch: pytest.Monk
     environ = detached._environment(given)
     assert load(None, environ, {}).config == given
     assert "DANUBE_CONFIG" not in environ
+
+
+def test_a_detached_broker_leaves_to_the_file_what_a_reload_reads_again(tmp_path: Path) -> None:
+    from danube.config.loading import load
+
+    file = tmp_path / "danube.yml"
+    file.write_text("workers: 2\nauth: {mode: token, jwt: {keys: 'kid=a alg=HS256 file=/a'}}\n")
+    loaded = load(file, {}, {"data_dir": "/d"})
+    kept = detached._kept(loaded.file)
+    assert kept == file and detached._flags(loaded.config, kept)[2:4] == ["--config", str(file)]
+    environ = detached._environment(loaded.config, kept)
+    assert load(file, environ, {}).config == loaded.config
+    file.write_text("workers: 3\nauth: {mode: token, jwt: {keys: 'kid=b alg=HS256 file=/b'}}\n")
+    again = load(file, environ, {}).config
+    assert again.workers == 2 and again.auth.jwt_keys == "kid=b alg=HS256 file=/b"
+    assert detached._kept(None) is None and detached._kept(Path("/dev/null")) is None, "no regular file"
 
 
 def test_a_detached_start_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

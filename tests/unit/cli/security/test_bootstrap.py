@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from danube.cli.main import root
 from danube.cli.terminal.services import Services
-from danube.config.auth import credentials_of
+from danube.config.auth import credentials_of, keys_of
 from danube.config.exposure import refuse
 from danube.config.loading import BrokerConfig, load
 from danube.core.security.principals import BOOTSTRAP
@@ -33,7 +33,7 @@ def test_what_it_makes_is_a_configuration_that_asks_everybody(tmp_path: Path) ->
     ).config
     refuse(config)  # it may listen for other hosts
     assert config.auth.mode == "token" and config.tls.cert_file and config.audit.mode == "on"
-    credentials = credentials_of(config.auth, short_allowed=False)
+    credentials = credentials_of(config.auth, keys_of(config.auth, short_allowed=False))
     now_us = time.time_ns() // 1000
     identity = credentials.check((folder / "admin.token").read_text().strip(), now_us)
     assert identity.principal == BOOTSTRAP and identity.token_id and not config.auth.super_admins
@@ -72,7 +72,7 @@ def test_a_path_that_the_configuration_cannot_name_is_refused(tmp_path: Path) ->
 def start(data: Path, *words: str, exit_code: int = 0) -> tuple[Result, list[BrokerConfig]]:
     started: list[BrokerConfig] = []
 
-    def note_it(config: BrokerConfig, announce: object) -> int:
+    def note_it(config: BrokerConfig, announce: object, again: object) -> int:
         started.append(config)
         return 0
 
@@ -115,7 +115,7 @@ def test_a_path_with_letters_of_yaml_is_written_so_that_it_is_read(tmp_path: Pat
     init(data)
     config = load(data / "security" / "danube.yml", {}, {"data_dir": str(data)}).config
     assert config.tls.cert_file == str(data / "security" / "broker.pem")
-    assert credentials_of(config.auth, short_allowed=False) is not None
+    assert keys_of(config.auth, short_allowed=False)
 
 
 @pytest.mark.parametrize("name", ["a b", "a,b"])

@@ -187,7 +187,7 @@ async def test_a_worker_that_there_is_not_is_not_counted() -> None:
 @on_a_loop
 async def test_another_user_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(1) as (gathered, connect):
-        monkeypatch.setattr("danube.host.unix_peer.os.geteuid", lambda: 4_242)
+        monkeypatch.setattr("danube.host.local_socket.os.geteuid", lambda: 4_242)
         worker = await connect(0)
         assert await worker.reader.read() == b"" and not gathered.links
         monkeypatch.undo()

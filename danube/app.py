@@ -151,7 +151,7 @@ def _check_keys(config: BrokerConfig) -> None:
 
 
 def _reloads(config: BrokerConfig, again: Callable[[], BrokerConfig] | None) -> Reloads | None:
-    """What `danube reload` does: every process looks at its files, and the list of keys is read again."""
+    """Return the means of `danube reload`: files are looked at, and the list of keys is read again."""
     if not (config.has_certificates or config.auth.asks):
         return None
     if again is None or not config.auth.asks:

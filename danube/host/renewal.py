@@ -1,4 +1,4 @@
-"""What is made from files, and made anew when the files change: certificates, authorities, keys of tokens.
+"""Renewal of what is made from files when they change: certificates, authorities, keys of tokens.
 
 Whatever cannot be made leaves the former one in use, is told once, and is tried again at each look.
 """

@@ -93,7 +93,7 @@ def next_lines(folder: Path, port: int) -> list[str]:
 
 
 def _write_token(folder: Path) -> None:
-    put_file(folder / ADMIN_TOKEN, f"{_sign(folder / SIGNING_KEY)}\n".encode())
+    put_file(folder / ADMIN_TOKEN, f"{_sign(folder)}\n".encode())
 
 
 def refuse_forgotten(config: BrokerConfig) -> None:
@@ -131,12 +131,18 @@ def _settings(folder: Path) -> str:
     )
 
 
-def _sign(key_file: Path) -> str:
-    """Return a first token: the broker takes it for nothing but making an administrator."""
+def _sign(folder: Path) -> str:
+    """Return a first token: the broker takes it for nothing but making an administrator.
+
+    The key that signs now makes it: that of the first start may have been exchanged.
+    """
+    from danube.config.auth import keys_of
+    from danube.config.loading import load
     from danube.core.security.principals import BOOTSTRAP_TTL_S, Principal
     from danube.host.clock import wall_us
-    from danube.host.credentials import Credentials, load_key
+    from danube.host.credentials import Credentials
 
-    key = load_key(KEY_ID, "HS256", str(key_file), signs=True)
+    auth = load(folder / SETTINGS, {}, {"data_dir": folder.parent}).config.auth
+    credentials = Credentials(keys_of(auth, short_allowed=False))
     who, token_id = Principal("user", "bootstrap"), secrets.token_hex(16)
-    return Credentials([key]).sign(who, BOOTSTRAP_TTL_S, wall_us(), jti=token_id, bootstrap=True)
+    return credentials.sign(who, BOOTSTRAP_TTL_S, wall_us(), jti=token_id, bootstrap=True)

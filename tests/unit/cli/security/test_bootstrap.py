@@ -64,6 +64,23 @@ def test_keys_stay_and_the_token_is_made_anew(tmp_path: Path) -> None:
     }
 
 
+def test_a_new_token_is_of_the_key_that_signs_now(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    init(data)
+    settings = data / "security" / "danube.yml"
+    new = data / "security" / "new.key"
+    new.write_text("n" * 40)
+    new.chmod(0o600)
+    settings.write_text(
+        settings.read_text().replace("signing.key", "new.key").replace("kid: '1'", "kid: '2'")
+    )
+    init(data)
+    auth = load(settings, {}, {"data_dir": str(data)}).config.auth
+    credentials = credentials_of(auth, keys_of(auth, short_allowed=False))
+    token = (data / "security" / "admin.token").read_text().strip()
+    assert credentials.check(token, time.time_ns() // 1000).key_id == "2"
+
+
 def test_a_path_that_the_configuration_cannot_name_is_refused(tmp_path: Path) -> None:
     assert "no path with blanks" in init(tmp_path / "a b", exit_code=2).stderr
     assert not (tmp_path / "a b").exists()

@@ -9,11 +9,13 @@ import msgspec
 
 from danube.broker.operations import cluster as cluster_operations
 from danube.broker.operations import roles as role_operations
+from danube.broker.operations.arguments import arguments_of
 from danube.broker.routing.judging import Sight
 from danube.config.loading import BrokerConfig
 from danube.core.metadata.commands import Command, CreateNamespace, CreateTopic, DeleteNamespace, DeleteTopic
 from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
+from danube.core.protocol.native import Admin
 from danube.core.security.authority import EVERYBODY
 from danube.core.security.principals import ANONYMOUS, Identity
 from danube.errors import (
@@ -84,7 +86,7 @@ class FakeBrokerCalls:
         """An operation of the broker itself, on this metadata."""
         answers: list[Any] = []
         table = cluster_operations.TABLE | role_operations.TABLE
-        table[op](cast(Any, self), args, answers.append)
+        table[op](cast(Any, self), arguments_of(Admin(op, "", args)), answers.append)
         return answers[0]
 
     def propose(self, command: Command, answer: Any, view: Any = lambda made: None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
@@ -244,4 +245,15 @@ def operations_page() -> str:
         parts += [
             f"| `{row.name}` | {row.says} | {row.effect} | {row.permission} | {row.where} |\n" for row in rows
         ]
+    parts.append(
+        "\n## Arguments of ADMIN\n\n"
+        "`?` may be missing, or nil. Arguments that a broker does not know are ignored. `http` and `mcp`\n"
+        "are names for doors to come; nothing answers there yet.\n\n"
+        "| | arguments | http | mcp |\n|---|---|---|---|\n"
+    )
+    for row in ADMIN_ROWS:
+        names = [f"{one.name}{'' if one.required else '?'}" for one in msgspec.structs.fields(row.args)]
+        http = f"`{' '.join(row.http)}`" if row.http else ""
+        tool = f"`{row.mcp}`" if row.mcp else ""
+        parts.append(f"| `{row.name}` | {', '.join(names)} | {http} | {tool} |\n")
     return "".join(parts)

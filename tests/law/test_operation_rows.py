@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from danube.broker.routing.router import _OPERATIONS
@@ -61,6 +62,22 @@ def test_only_reading_is_open_to_everybody() -> None:
         "HELLO", "PING", "/danube.AuthService/Authenticate",
         *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")),
     }  # fmt: skip
+
+
+def test_each_operation_has_the_struct_of_its_arguments() -> None:
+    for row in ADMIN_ROWS:
+        assert issubclass(row.args, msgspec.Struct), row.name
+        assert all(one.name == one.encode_name for one in msgspec.structs.fields(row.args)), row.name
+
+
+def test_a_route_and_a_tool_are_those_of_one_operation() -> None:
+    for named in ([row.http for row in ADMIN_ROWS], [row.mcp for row in ADMIN_ROWS]):
+        assert [one for one, count in Counter(filter(None, named)).items() if count > 1] == []
+    for row in ADMIN_ROWS:
+        if row.http:
+            method, path = row.http
+            assert (method == "GET") == (row.effect is Effect.READ) or row.name == "schema.check"
+            assert path.startswith("/v1/"), path
 
 
 def test_the_page_is_the_table() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from danube.broker.operations.arguments import Args, flag, listed, text
+from danube.broker.operations.arguments import listed
 from danube.cluster.control.calls import ClusterStatus
 from danube.core.placement.balance import BalanceSettings
 from danube.errors import NotFound, WrongState
@@ -17,8 +17,9 @@ from danube.ids import check_topic_name
 
 if TYPE_CHECKING:
     from danube.core.metadata.machine import Metadata
+    from danube.core.security import arguments as of
 
-Alone = Callable[[dict[str, Any], "Metadata", Args], Any]
+Alone = Callable[[dict[str, Any], "Metadata", Any], Any]
 
 JOIN_HINT = "give it other brokers: docs/cluster.md, from one host to a cluster"
 
@@ -33,7 +34,7 @@ def member_status(status: dict[str, Any], state: Metadata) -> ClusterStatus:
     )  # fmt: skip
 
 
-def brokers(status: dict[str, Any], state: Metadata, args: Args) -> list[Any] | dict[str, Any]:
+def brokers(status: dict[str, Any], state: Metadata, args: of.Page) -> list[Any] | dict[str, Any]:
     own = {
         "broker_id": status["broker_id"], "mode": "active", "reason": "", "alive": True, "role": "leader",
         "native_address": status.get("native", ""), "grpc_address": status.get("grpc", ""),
@@ -43,23 +44,23 @@ def brokers(status: dict[str, Any], state: Metadata, args: Args) -> list[Any] | 
     return listed(args, [own], lambda one: one["broker_id"].zfill(20), lambda one: one)
 
 
-def deciding_broker(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, Any]:
+def deciding_broker(status: dict[str, Any], state: Metadata, args: of.Nothing) -> dict[str, Any]:
     return {"broker_id": status["broker_id"], "native_address": status.get("native", "")}
 
 
-def activate_broker(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, Any]:
+def activate_broker(status: dict[str, Any], state: Metadata, args: of.Activation) -> dict[str, Any]:
     return {"broker_id": _own(status, args), "mode": "active"}
 
 
-def unload_broker(status: dict[str, Any], state: Metadata, args: Args) -> Any:
+def unload_broker(status: dict[str, Any], state: Metadata, args: of.Unload) -> Any:
     raise nowhere_to_go()
 
 
-def forget_broker(status: dict[str, Any], state: Metadata, args: Args) -> Any:
+def forget_broker(status: dict[str, Any], state: Metadata, args: of.Forget) -> Any:
     raise WrongState(f"broker {_own(status, args)} is there", hint="stop it first")
 
 
-def balance(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, Any]:
+def balance(status: dict[str, Any], state: Metadata, args: of.Nothing) -> dict[str, Any]:
     """All partitions are at one broker, which is even by any measure."""
     settings, count = BalanceSettings(), state.partition_count
     own = {
@@ -74,14 +75,13 @@ def balance(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, An
     }  # fmt: skip
 
 
-def rebalance(status: dict[str, Any], state: Metadata, args: Args) -> dict[str, Any]:
-    flag(args, "dry_run", False)
+def rebalance(status: dict[str, Any], state: Metadata, args: of.Rebalance) -> dict[str, Any]:
     threshold = BalanceSettings().level.imbalance
     return {"started": False, "coefficient_of_variation": 0.0, "threshold": threshold, "moves": []}
 
 
-def unload_topic(status: dict[str, Any], state: Metadata, args: Args) -> Any:
-    name = text(args, "topic")
+def unload_topic(status: dict[str, Any], state: Metadata, args: of.Topic) -> Any:
+    name = args.topic
     check_topic_name(name)
     if state.find_topic(name) is None:
         state.topic_of_partition(name)  # raises where it is none
@@ -98,8 +98,8 @@ def nowhere_to_go() -> WrongState:
     )
 
 
-def _own(status: dict[str, Any], args: Args) -> str:
+def _own(status: dict[str, Any], args: of.Activation | of.Forget) -> str:
     own_id: str = status["broker_id"]
-    if text(args, "broker_id") != own_id:
-        raise NotFound(f"there is no broker {args['broker_id'][:40]}", hint=f"this broker is {own_id}")
+    if args.broker_id != own_id:
+        raise NotFound(f"there is no broker {args.broker_id[:40]}", hint=f"this broker is {own_id}")
     return own_id

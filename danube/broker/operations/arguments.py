@@ -1,4 +1,4 @@
-"""Arguments of operations: plain values that a client sent, read one by one and checked.
+"""Arguments of operations, checked as their rows say, and lists in pages.
 
 Every operation that lists takes ``after``, ``limit`` and ``prefix``.  With ``limit`` the answer is a map:
 ``entries``, and ``after`` for the next page, nil where there is none.  A page has at most PAGE_ENTRIES_MAX
@@ -9,76 +9,65 @@ an error where they are too many for one answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from danube.core.metadata.policies import NamespacePolicy
+from danube.core.partition.policy import TopicPolicy
+from danube.core.security.operations import row_of
 from danube.errors import InvalidArgument, LimitExceeded
 from danube.limits import ANSWER_BYTES_MAX, PAGE_BYTES, PAGE_ENTRIES_MAX
 
-Args = dict[str, Any]
+if TYPE_CHECKING:
+    from danube.core.protocol.native import Admin
+    from danube.core.security.arguments import Page
 
 _T = TypeVar("_T")
-_MISSING: Final = object()
+_Policy = TypeVar("_Policy", TopicPolicy, NamespacePolicy)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def text(args: Args, name: str, default: str | None = None) -> str:
-    """A text; raises InvalidArgument if it is another value, or missing without a default."""
-    return _typed(args, name, str, "a text", default)
+def arguments_of(request: Admin) -> Any:
+    """The struct of a request's arguments, as its row has it; raises InvalidArgument."""
+    row = row_of(request.op)
+    kept = _unset(row.args)
+    given = {name: value for name, value in request.args.items() if value is not None or name in kept}
+    takes = ", ".join(row.args.__struct_fields__)
+    return struct_of(given, row.args, f"{request.op}: the arguments", f"it takes {takes}" if takes else "")
 
 
-def octets(args: Args, name: str, default: bytes | None = None) -> bytes:
-    return _typed(args, name, bytes, "bytes", default)
+@cache
+def _unset(cls: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the fields where nil is another thing than nothing."""
+    return frozenset(one.name for one in msgspec.structs.fields(cls) if one.default is msgspec.UNSET)
 
 
-def flag(args: Args, name: str, default: bool) -> bool:
-    return _typed(args, name, bool, "true or false", default)
-
-
-def integer(args: Args, name: str, default: int | None = None) -> int:
-    """A whole number that is not negative."""
-    value = _typed(args, name, int, "a number", default)
-    if value < 0 or isinstance(value, bool):
-        raise InvalidArgument(f"{name} is not a number from 0 up", why=f"{name}={value!r:.80}")
-    return value
-
-
-def texts(args: Args, name: str) -> tuple[str, ...]:
-    """A list of texts; empty if it is missing."""
-    found: list[Any] = _typed(args, name, list, "a list of texts", [])
-    if not all(isinstance(one, str) for one in found):
-        raise InvalidArgument(f"{name} is not a list of texts")
-    return tuple(found)
-
-
-def _typed(args: Args, name: str, cls: type[_T], wanted: str, default: _T | None) -> _T:
-    value = args.get(name, _MISSING)
-    if value is _MISSING or value is None:
-        if default is None:
-            raise InvalidArgument(f"the request has no {name}")
-        return default
-    if not isinstance(value, cls):
-        raise InvalidArgument(f"{name} is not {wanted}", why=f"{name}={value!r:.80}")
-    return value
-
-
-def struct_of(value: Any, cls: type[_T], what: str) -> _T:
+def struct_of(value: Any, cls: type[_T], what: str, hint: str = "") -> _T:
     """A map as a struct; raises InvalidArgument if its fields do not fit."""
     try:
         return msgspec.convert(value, cls, builtin_types=(bytes,))  # a text is no bytes
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{what} cannot be read", why=str(error)) from None
+        raise InvalidArgument(f"{what} cannot be read", why=str(error), hint=hint) from None
 
 
-def filled(args: Args, cls: type[_T], **known: Any) -> _T:
-    """A struct with the arguments of its fields' names; one that is nil counts as missing."""
-    given = {name: value for name, value in args.items() if value is not None}
-    return struct_of({**given, **known}, cls, "the request")
+def changed(present: _Policy, asked: dict[str, Any]) -> _Policy:
+    """The present policy with the asked fields; unknown fields and impossible values are refused."""
+    cls = type(present)
+    if unknown := set(asked) - set(cls.__struct_fields__):
+        raise InvalidArgument(
+            f"policy has unknown fields: {', '.join(sorted(unknown))}",
+            hint=f"it has {', '.join(cls.__struct_fields__)}",
+        )
+    given = {name: value for name, value in asked.items() if value is not None}
+    policy = struct_of(msgspec.to_builtins(present) | given, cls, "policy")
+    policy.check()
+    return policy
 
 
 def listed(
-    args: Args,
+    args: Page,
     rows: Iterable[_T],
     key: Callable[[_T], str],
     entry: Callable[[_T], Any],
@@ -93,10 +82,10 @@ def listed(
 
 
 def paged(
-    args: Args, rows: Iterable[_T], key: Callable[[_T], str], entry: Callable[[_T], Any]
+    args: Page, rows: Iterable[_T], key: Callable[[_T], str], entry: Callable[[_T], Any]
 ) -> list[Any] | dict[str, Any]:
     """The first entries of rows that are chosen and in order; looks at one row behind the page."""
-    limit = min(integer(args, "limit", 0), PAGE_ENTRIES_MAX)
+    limit = min(args.limit, PAGE_ENTRIES_MAX)
     entries: list[Any] = []
     size, last = 0, ""
     for row in rows:
@@ -115,9 +104,8 @@ def paged(
     return {"entries": entries, "after": None} if limit else entries
 
 
-def selected(args: Args, rows: Iterable[_T], key: Callable[[_T], str]) -> list[_T]:
+def selected(args: Page, rows: Iterable[_T], key: Callable[[_T], str]) -> list[_T]:
     """The rows of which a page is taken."""
-    prefix, after = text(args, "prefix", ""), text(args, "after", "")
-    found = [row for row in rows if key(row) > after and key(row).startswith(prefix)]
+    found = [row for row in rows if key(row) > args.after and key(row).startswith(args.prefix)]
     found.sort(key=key)
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from danube.broker.operations import alone
-from danube.broker.operations.arguments import Args, flag, integer, listed, text, texts
+from danube.broker.operations.arguments import listed
 from danube.cluster.log.waiting import waiting_error
 from danube.core.cluster.commands import (
     DeleteKey,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from danube.core.cluster.commands import BrokerRecord
     from danube.core.metadata.commands import Command
     from danube.core.metadata.machine import Metadata
+    from danube.core.security import arguments as of
 
 _ID_END: Final = 1 << 64
 _UNLOAD: Final = partial(UnloadPartitions, reason="unload")
@@ -45,7 +46,7 @@ _UNLOAD: Final = partial(UnloadPartitions, reason="unload")
 def _or_alone(clustered: Operation, of_one: alone.Alone) -> Operation:
     """Return the operation of a cluster's broker, or without a cluster the result of ``alone``."""
 
-    def either(operations: Operations, args: Args, answer: Answer) -> None:
+    def either(operations: Operations, args: Any, answer: Answer) -> None:
         operations.refresh()
         if operations.clustered:
             if not operations.state.cluster.agreement.index:
@@ -61,8 +62,7 @@ def _outlook(state: Metadata) -> ClusterView:
     return ClusterView(state, PartitionTable.of(state), balance_settings(state))
 
 
-def _broker(state: Metadata, args: Args) -> BrokerRecord:
-    given = text(args, "broker_id")
+def _broker(state: Metadata, given: str) -> BrokerRecord:
     if not (given.isascii() and given.isdecimal() and 0 < int(given[:21]) < _ID_END):
         raise InvalidArgument(f"broker id {given[:40]!r} is not a number", hint="`danube brokers list`")
     return state.cluster.brokers.broker(int(given))
@@ -77,7 +77,7 @@ def _deciding(state: Metadata) -> int:
 # -- brokers ------------------------------------------------------------------------------------------
 
 
-def _brokers(operations: Operations, args: Args, answer: Answer) -> None:
+def _brokers(operations: Operations, args: of.Page, answer: Answer) -> None:
     """One row for each broker that is known."""
     state = operations.state
     counts: dict[int, int] = {}
@@ -109,14 +109,14 @@ def _row(state: Metadata, broker: BrokerRecord, partitions: int) -> dict[str, An
     }  # fmt: skip
 
 
-def _member_status(operations: Operations, args: Args, answer: Answer) -> None:
+def _member_status(operations: Operations, args: of.Nothing, answer: Answer) -> None:
     operations.refresh()
     if operations.clustered:
         raise NotSupported("members of a cluster are asked of its controller", hint="`danube cluster status`")
     answer(msgspec.to_builtins(alone.member_status(operations.status(), operations.state)))
 
 
-def _deciding_broker(operations: Operations, args: Args, answer: Answer) -> None:
+def _deciding_broker(operations: Operations, args: of.Nothing, answer: Answer) -> None:
     state = operations.state
     broker = state.cluster.brokers.find(_deciding(state))
     if broker is None:
@@ -125,29 +125,29 @@ def _deciding_broker(operations: Operations, args: Args, answer: Answer) -> None
     answer({"broker_id": str(broker.broker_id), "native_address": broker.native_address})
 
 
-def _activate_broker(operations: Operations, args: Args, answer: Answer) -> None:
+def _activate_broker(operations: Operations, args: of.Activation, answer: Answer) -> None:
     state = operations.state
-    broker = _broker(state, args)
-    reason = text(args, "reason", "") or "admin_activate"
+    broker = _broker(state, args.broker_id)
+    reason = args.reason or "admin_activate"
     row = {"broker_id": str(broker.broker_id), "mode": "active"}
     command = SetBrokerMode(broker_id=broker.broker_id, mode="active", reason=reason)
     operations.propose(command, answer, lambda made: row)
 
 
-def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
+def _unload_broker(operations: Operations, args: of.Unload, answer: Answer) -> None:
     """Empty a broker, or take the partitions of some namespaces from it; others take over."""
     state = operations.state
     others = [one for one in state.cluster.brokers.records() if one.alive and one.mode == "active"]
     if len(state.cluster.brokers) < 2:
         raise alone.nowhere_to_go()
-    broker = _broker(state, args)
+    broker = _broker(state, args.broker_id)
     if not any(one.broker_id != broker.broker_id for one in others):
         raise WrongState("no other broker is active", why="no broker could take over", hint="activate one")
-    include, exclude = texts(args, "namespaces_include"), texts(args, "namespaces_exclude")
+    include, exclude = args.namespaces_include, args.namespaces_exclude
     rows, stays = _movable(_outlook(state), broker.broker_id, include, exclude)
     answered = {
         "broker_id": str(broker.broker_id), "total": len(rows), "stays": stays,
-        "started": not flag(args, "dry_run", False), "drained": not rows and not include and not exclude,
+        "started": not args.dry_run, "drained": not rows and not include and not exclude,
     }  # fmt: skip
     if not answered["started"]:
         answer(answered)
@@ -159,13 +159,13 @@ def _unload_broker(operations: Operations, args: Args, answer: Answer) -> None:
         operations.propose(command, answer, lambda made: answered)
 
 
-def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
+def _forget_broker(operations: Operations, args: of.Forget, answer: Answer) -> None:
     """Remove a dead broker.
 
     Records that are only on its disk are then lost, which the caller must accept.
     """
     state = operations.state
-    broker = _broker(state, args)
+    broker = _broker(state, args.broker_id)
     if broker.alive:
         raise WrongState(f"broker {broker.broker_id} is there", hint="stop it first")
     outlook = _outlook(state)
@@ -174,7 +174,7 @@ def _forget_broker(operations: Operations, args: Args, answer: Answer) -> None:
     owned = [table.place(row) for row in table.rows_of_slot(slot).tolist()]
     waiting = sum(outlook.home(one, row) == slot for row, one in table.unowned.items())
     lost = len(owned) + waiting
-    if lost and not flag(args, "accept_loss", False):
+    if lost and not args.accept_loss:
         raise WrongState(
             f"{lost} partitions have records on the disk of broker {broker.broker_id} only",
             hint="start it again; or accept the loss, and they go on without those records",
@@ -211,7 +211,7 @@ def _movable(
 # -- balance ------------------------------------------------------------------------------------------
 
 
-def _balance(operations: Operations, args: Args, answer: Answer) -> None:
+def _balance(operations: Operations, args: of.Nothing, answer: Answer) -> None:
     answer(_balance_view(_outlook(operations.state)))
 
 
@@ -236,10 +236,10 @@ def _balance_view(outlook: ClusterView) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rebalance(operations: Operations, args: Args, answer: Answer) -> None:
+def _rebalance(operations: Operations, args: of.Rebalance, answer: Answer) -> None:
     """Ask the leader for a round of moves; with ``dry_run`` only say which they would be now."""
     outlook = _outlook(operations.state)
-    most = integer(args, "max_moves", 0)
+    most = args.max_moves
     now_us = outlook.state.cluster.agreement.now_us
     moves = outlook.plan(most or outlook.settings.level.moves_per_round, now_us)
     ids = outlook.table.broker_ids
@@ -254,7 +254,7 @@ def _rebalance(operations: Operations, args: Args, answer: Answer) -> None:
             for one in moves
         ],
     }  # fmt: skip
-    if flag(args, "dry_run", False) or not moves:
+    if args.dry_run or not moves:
         answer(view)
         return
     operations.propose(rebalance_command(most), answer, lambda made: view | {"started": True})
@@ -266,9 +266,9 @@ def _name(outlook: ClusterView, row: int) -> str:
     return record.physical_name(partition) if record is not None else f"topic id {topic_id}"
 
 
-def _unload_topic(operations: Operations, args: Args, answer: Answer) -> None:
+def _unload_topic(operations: Operations, args: of.Topic, answer: Answer) -> None:
     """Ask the owners of a topic's partitions, or of one, to release them; others take over."""
-    name = text(args, "topic")
+    name = args.topic
     check_topic_name(name)
     outlook = _outlook(operations.state)
     record = outlook.state.find_topic(name)

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from danube.broker.operations.arguments import Args, filled
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.core.metadata.policies import fitting
 from danube.core.metadata.quotas import check_auto_create, namespace_of
@@ -31,15 +30,16 @@ if TYPE_CHECKING:
 Answer = Callable[[Any], None]
 """Takes the value, or the DanubeError that stands for it."""
 
-Operation = Callable[["Operations", Args, Answer], None]
-AskOwner = Callable[[str, str, Args, Answer], None]
+Operation = Callable[["Operations", Any, Answer], None]
+"""Its second argument is the struct of its row in :mod:`danube.core.security.operations`."""
+AskOwner = Callable[[str, str, dict[str, Any], Answer], None]
 
 
-def proposing(command: type[Command], view: Callable[[Any], Any] = lambda made: None) -> Operation:
-    """The operation that commits a command whose fields are its arguments, and answers ``view`` of it."""
+def proposing(view: Callable[[Any], Any] = lambda made: None) -> Operation:
+    """The operation that commits its arguments, which are a command, and answers ``view`` of it."""
 
-    def operation(operations: Operations, args: Args, answer: Answer) -> None:
-        operations.propose(filled(args, command), answer, view)
+    def operation(operations: Operations, args: Command, answer: Answer) -> None:
+        operations.propose(args, answer, view)
 
     return operation
 

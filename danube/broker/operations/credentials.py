@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, integer, listed, text, texts
+from danube.broker.operations.arguments import listed
+from danube.broker.operations.context import proposing
 from danube.core.metadata.commands import (
     ApiKey,
-    DeleteApiKey,
     DeleteRevocation,
     PutApiKey,
     Revocation,
@@ -27,6 +27,7 @@ from danube.host import clock
 
 if TYPE_CHECKING:
     from danube.broker.operations.context import Answer, Operation, Operations
+    from danube.core.security import arguments as of
 
 DAY_S: Final = 86_400
 TOKEN_TTL_S: Final = {"user": DAY_S, "service_account": 90 * DAY_S}
@@ -37,7 +38,7 @@ _US: Final = 1_000_000
 # -- API keys -----------------------------------------------------------------------------------------
 
 
-def _api_keys(operations: Operations, args: Args, answer: Answer) -> None:
+def _api_keys(operations: Operations, args: of.Page, answer: Answer) -> None:
     operations.refresh()
     answer(listed(args, operations.state.access.credentials.api_keys(), lambda key: key.id, _shown_key))
 
@@ -49,63 +50,60 @@ def _shown_key(key: ApiKey) -> dict[str, Any]:
     return shown
 
 
-def _create_api_key(operations: Operations, args: Args, answer: Answer) -> None:
+def _create_api_key(operations: Operations, args: of.NewApiKey, answer: Answer) -> None:
     """Make a key; the answer is the only place where its text ever is."""
-    key_id = text(args, "id", "") or secrets.token_hex(8)
+    key_id = args.id or secrets.token_hex(8)
     content = api_key_text(key_id, secrets.token_bytes(RANDOM_BYTES))
-    now_us, ttl_s = clock.wall_us(), _ttl_s(args, 0)
+    now_us, ttl_s = clock.wall_us(), _lifetime(args.ttl_s)
     key = ApiKey(
-        key_id, hash_of_key(content), str(Principal.parse(text(args, "principal"))), now_us,
-        now_us + ttl_s * _US if ttl_s else 0, text(args, "description", ""),
+        key_id, hash_of_key(content), str(Principal.parse(args.principal)), now_us,
+        now_us + ttl_s * _US if ttl_s else 0, args.description,
     )  # fmt: skip
     operations.propose(PutApiKey(key=key), answer, lambda _: {**_shown_key(key), "key": content})
-
-
-def _delete_api_key(operations: Operations, args: Args, answer: Answer) -> None:
-    operations.propose(DeleteApiKey(id=text(args, "id")), answer)
 
 
 # -- revocations --------------------------------------------------------------------------------------
 
 
-def _revocations(operations: Operations, args: Args, answer: Answer) -> None:
+def _revocations(operations: Operations, args: of.Page, answer: Answer) -> None:
     operations.refresh()
     found = operations.state.access.credentials.revocations()
     answer(listed(args, found, lambda one: f"{one.kind}\n{one.value}", msgspec.structs.asdict))
 
 
-def _revoke(operations: Operations, args: Args, answer: Answer) -> None:
+def _revoke(operations: Operations, args: of.NewRevocation, answer: Answer) -> None:
     """Take credentials back: those of a principal that were issued before now, unless another time is given.
 
     Without a lifetime the revocation lasts as long as any credential that this broker signs could.
     """
-    kind, value, now_us = text(args, "kind"), text(args, "value"), clock.wall_us()
-    if kind == "principal":
+    value, before_us, now_us = args.value, 0, clock.wall_us()
+    if args.kind == "principal":
         value = str(Principal.parse(value))
-    before_us = integer(args, "before_us", now_us) if kind == "principal" else 0
-    end_us = now_us + _ttl_s(args, TTL_S_MAX) * _US
-    revocation = Revocation(kind, value, end_us, before_us, text(args, "reason", ""))
+        before_us = now_us if args.before_us is None else args.before_us
+    end_us = now_us + _lifetime(TTL_S_MAX if args.ttl_s is None else args.ttl_s) * _US
+    revocation = Revocation(args.kind, value, end_us, before_us, args.reason)
     shown = msgspec.structs.asdict(revocation)
     operations.propose(Revoke(revocation=revocation, now_us=now_us), answer, lambda _: shown)
 
 
-def _delete_revocation(operations: Operations, args: Args, answer: Answer) -> None:
-    operations.propose(DeleteRevocation(revoked=text(args, "kind"), value=text(args, "value")), answer)
+def _delete_revocation(operations: Operations, args: of.Revoked, answer: Answer) -> None:
+    operations.propose(DeleteRevocation(revoked=args.kind, value=args.value), answer)
 
 
 # -- tokens -------------------------------------------------------------------------------------------
 
 
-def _issue_token(operations: Operations, args: Args, answer: Answer) -> None:
+def _issue_token(operations: Operations, args: of.NewToken, answer: Answer) -> None:
     """Sign a token for the caller, or for whom he names."""
-    named = text(args, "principal", "")
+    named = args.principal
     principal = Principal.parse(named) if named else operations.identity.principal
     if principal.kind not in TOKEN_TTL_S:
         raise InvalidArgument(f"there are no tokens of {principal}", hint="name a user or a service account")
     if operations.signer is None:
         raise NotSupported("this broker signs no tokens", hint="set auth.mode, and a key in auth.jwt")
     own, now_us, token_id = operations.identity, clock.wall_us(), secrets.token_hex(16)
-    ttl_s = _ttl_s(args, TOKEN_TTL_S[principal.kind] if named else OWN_TOKEN_TTL_S_MAX)
+    usual_s = TOKEN_TTL_S[principal.kind] if named else OWN_TOKEN_TTL_S_MAX
+    ttl_s = _lifetime(usual_s if args.ttl_s is None else args.ttl_s)
     if principal == own.principal and own.expires_us:
         ttl_s = min(ttl_s, (own.expires_us - now_us) // _US)  # nobody lives on by tokens for himself
     if principal == own.principal and own.how == "key":
@@ -115,8 +113,7 @@ def _issue_token(operations: Operations, args: Args, answer: Answer) -> None:
     answer({"token": token, "id": token_id, "principal": str(principal), "expires_us": expires_us})
 
 
-def _ttl_s(args: Args, default: int) -> int:
-    ttl_s = integer(args, "ttl_s", default)
+def _lifetime(ttl_s: int) -> int:
     if ttl_s > TTL_S_MAX:
         raise InvalidArgument(f"a lifetime of {ttl_s} s is too long", why=f"the most is {TTL_S_MAX}")
     return ttl_s
@@ -125,26 +122,25 @@ def _ttl_s(args: Args, default: int) -> int:
 # -- who may what -------------------------------------------------------------------------------------
 
 
-def _can(operations: Operations, args: Args, answer: Answer) -> None:
+def _can(operations: Operations, args: of.Question, answer: Answer) -> None:
     """Whether a principal (default: the caller) has a permission on a resource, and by which binding.
 
     Groups of another are those that are named: only tokens tell who is in which.
     """
     operations.refresh()
-    named = text(args, "principal", "")
+    named = args.principal
     own = not named or named == str(operations.identity.principal)
     identity = operations.identity
     if not own:  # whatever credentials it may show, none is older than now
         identity = Identity(Principal.parse(named), "named", issued_us=clock.wall_us())
-    if groups := texts(args, "groups"):
-        identity = identity._replace(groups=groups)
-    permission = {one.lower(): one for one in PERMISSIONS}.get(text(args, "permission").lower())
+    if args.groups:
+        identity = identity._replace(groups=args.groups)
+    permission = {one.lower(): one for one in PERMISSIONS}.get(args.permission.lower())
     if permission is None:
-        asked = args["permission"][:40]
+        asked = args.permission[:40]
         raise InvalidArgument(f"permission {asked!r} is not known", hint=f"use {', '.join(PERMISSIONS)}")
-    scope = text(args, "scope", "topic")
-    name = resource_in(scope, text(args, "resource_name", ""))
-    resource = topic_resource(name) if scope == "topic" else Resource(scope, name)
+    name = resource_in(args.scope, args.resource_name)
+    resource = topic_resource(name) if args.scope == "topic" else Resource(args.scope, name)
     decision = operations.authority.decide(identity, permission, resource)
     answer(
         {
@@ -166,7 +162,7 @@ def _told(decision: Decision) -> dict[str, Any]:
 TABLE: dict[str, Operation] = {
     "api_keys": _api_keys,
     "create_api_key": _create_api_key,
-    "delete_api_key": _delete_api_key,
+    "delete_api_key": proposing(),
     "revocations": _revocations,
     "revoke": _revoke,
     "delete_revocation": _delete_revocation,

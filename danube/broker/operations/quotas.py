@@ -7,31 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, filled, listed, struct_of, text
+from danube.broker.operations.arguments import changed, listed
 from danube.broker.operations.context import proposing
-from danube.core.metadata.commands import DeleteTenant, PutTenant, SetNamespacePolicy
+from danube.core.metadata.commands import PutTenant, SetNamespacePolicy
 from danube.core.metadata.policies import NOTHING, SUMS, SUMS_OF_ALL, NamespacePolicy, Tenant
-from danube.errors import InvalidArgument, NotFound
+from danube.errors import NotFound
 
 if TYPE_CHECKING:
     from danube.broker.operations.context import Answer, Operation, Operations
     from danube.core.metadata.machine import Metadata
-
-
-def policy_with(present: NamespacePolicy, asked: Any) -> NamespacePolicy:
-    """The present policy with the asked fields; unknown fields and impossible values are refused."""
-    if not isinstance(asked, dict):
-        raise InvalidArgument("policy must be a map")
-    unknown = set(asked) - set(NamespacePolicy.__struct_fields__)
-    if unknown:
-        raise InvalidArgument(
-            f"policy has unknown fields: {', '.join(sorted(map(str, unknown)))}",
-            hint=f"it has {', '.join(NamespacePolicy.__struct_fields__)}",
-        )
-    given = {name: value for name, value in asked.items() if value is not None}
-    policy = struct_of(msgspec.structs.asdict(present) | given, NamespacePolicy, "policy")
-    policy.check()
-    return policy
+    from danube.core.security import arguments as of
 
 
 def usage(state: Metadata, namespaces: Sequence[str]) -> dict[str, int]:
@@ -43,15 +28,15 @@ def usage(state: Metadata, namespaces: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _namespace(operations: Operations, args: Args) -> str:
+def _namespace(operations: Operations, args: of.Namespace | of.NamespaceLimits) -> str:
     operations.refresh()
-    namespace = text(args, "namespace").removeprefix("/")
+    namespace = args.namespace.removeprefix("/")
     if namespace not in operations.state.namespaces():
         raise NotFound(f"namespace {namespace[:80]!r} does not exist", hint="danube namespaces list")
     return namespace
 
 
-def _namespace_policy(operations: Operations, args: Args, answer: Answer) -> None:
+def _namespace_policy(operations: Operations, args: of.Namespace, answer: Answer) -> None:
     """Answer a namespace's own policy, and what holds with that of its tenant."""
     namespace = _namespace(operations, args)
     state = operations.state
@@ -67,15 +52,15 @@ def _namespace_policy(operations: Operations, args: Args, answer: Answer) -> Non
     )
 
 
-def _set_namespace_policy(operations: Operations, args: Args, answer: Answer) -> None:
+def _set_namespace_policy(operations: Operations, args: of.NamespaceLimits, answer: Answer) -> None:
     """Change the given fields of a namespace's policy."""
     namespace = _namespace(operations, args)
-    policy = policy_with(operations.state.quotas.policy(namespace), args.get("policy", {}))
+    policy = changed(operations.state.quotas.policy(namespace), args.policy)
     command = SetNamespacePolicy(namespace=namespace, policy=policy)
     operations.propose(command, answer, lambda made: msgspec.structs.asdict(policy))
 
 
-def _tenants(operations: Operations, args: Args, answer: Answer) -> None:
+def _tenants(operations: Operations, args: of.Page, answer: Answer) -> None:
     operations.refresh()
     state = operations.state
 
@@ -90,18 +75,16 @@ def _tenants(operations: Operations, args: Args, answer: Answer) -> None:
     answer(listed(args, state.quotas.tenants(), lambda tenant: tenant.name, entry))
 
 
-def _put_tenant(operations: Operations, args: Args, answer: Answer) -> None:
+def _put_tenant(operations: Operations, args: of.TenantLimits, answer: Answer) -> None:
     """Make a tenant, or change what is given of it."""
     operations.refresh()
-    name = text(args, "name")
-    present = operations.state.quotas.find_tenant(name) or Tenant(name, ())
-    quota = policy_with(present.quota, args.get("quota") or {})
-    namespaces = args.get("namespaces")
-    given = {"namespaces": present.namespaces if namespaces is None else namespaces}
-    operations.propose(PutTenant(tenant=filled(given, Tenant, name=name, quota=quota)), answer)
+    present = operations.state.quotas.find_tenant(args.name) or Tenant(args.name, ())
+    quota = changed(present.quota, args.quota)
+    namespaces = present.namespaces if args.namespaces is None else args.namespaces
+    operations.propose(PutTenant(tenant=Tenant(args.name, namespaces, quota)), answer)
 
 
-def _quotas(operations: Operations, args: Args, answer: Answer) -> None:
+def _quotas(operations: Operations, args: of.Page, answer: Answer) -> None:
     """List the namespaces and tenants that have a limit of a sum, with what they use of it.
 
     Rates are of the last seconds, over all brokers.
@@ -133,6 +116,6 @@ TABLE: dict[str, Operation] = {
     "set_namespace_policy": _set_namespace_policy,
     "tenants": _tenants,
     "put_tenant": _put_tenant,
-    "delete_tenant": proposing(DeleteTenant),
+    "delete_tenant": proposing(),
     "quotas": _quotas,
 }

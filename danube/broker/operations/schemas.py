@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from danube.broker.operations.arguments import Args, filled, flag, integer, listed, octets, text
+from danube.broker.operations.arguments import listed
 from danube.broker.operations.context import proposing
 from danube.core.metadata.commands import (
     ConfigureTopicSchema,
-    DeleteSchemaVersion,
     DeleteSubject,
     RegisterSchema,
     SetCompatibility,
@@ -47,21 +46,11 @@ from danube.schema.verdict import Older, Outcome, Request
 
 if TYPE_CHECKING:
     from danube.broker.operations.context import Answer, Operation, Operations
+    from danube.core.security import arguments as of
 
 ATTEMPTS_MAX: Final = 5
 VIOLATIONS_SHOWN_MAX: Final = 100
 _VIOLATIONS_TOLD: Final = 3
-
-
-class _Asked(msgspec.Struct, frozen=True):
-    """A registration as a client asked for it."""
-
-    subject: str
-    schema_type: SchemaType
-    definition: bytes = b""
-    description: str = ""
-    created_by: str = ""
-    tags: tuple[str, ...] = ()
 
 
 def definition_of(version: SchemaVersion) -> Definition:
@@ -77,18 +66,19 @@ def definition_of(version: SchemaVersion) -> Definition:
 # -- register -----------------------------------------------------------------------------------------
 
 
-def _register(operations: Operations, args: Args, answer: Answer) -> None:
-    asked = filled(args, _Asked, schema_type=SchemaType.parse(text(args, "schema_type")))
-    check_label(asked.subject, "subject")
-    _Registration(operations, asked, answer).attempt()
+def _register(operations: Operations, args: of.NewSchema, answer: Answer) -> None:
+    check_label(args.subject, "subject")
+    _Registration(operations, args, answer).attempt()
 
 
 class _Registration:
     """One registration on its way; tried again while others change the same subject."""
 
-    def __init__(self, operations: Operations, asked: _Asked, answer: Answer) -> None:
+    def __init__(self, operations: Operations, asked: of.NewSchema, answer: Answer) -> None:
         self._operations = operations
         self._asked = asked
+        self._schema_type = SchemaType.parse(asked.schema_type)
+        self._stored = b"" if self._schema_type in PLAIN else asked.definition
         self._answer = answer
         self._attempt_count = 0
 
@@ -98,13 +88,20 @@ class _Registration:
         self._attempt_count += 1
         operations.refresh()
         known = operations.state.registry.find(asked.subject)
-        present = _identical(known, asked)
+        present = self._identical(known)
         if known is not None and present is not None:
             self._answer(_registered(known, present, False))
             return
         mode = Compatibility.NONE if known is None else Compatibility(known.compatibility)
-        request = _request(operations, known, asked.schema_type, asked.definition, mode)
+        request = _request(operations, known, self._schema_type, asked.definition, mode)
         operations.examinations.submit(request, lambda outcome: self._examined(known, mode, outcome))
+
+    def _identical(self, known: Subject | None) -> SchemaVersion | None:
+        """Return the version that holds the very same bytes; it was examined when it was registered."""
+        for version in known.versions if known is not None else ():
+            if version.definition == self._stored and version.schema_type == self._schema_type:
+                return version
+        return None
 
     def _again(self, error: DanubeError) -> None:
         if self._attempt_count >= ATTEMPTS_MAX:
@@ -131,7 +128,7 @@ class _Registration:
             subject=asked.subject,
             after_revision=0 if known is None else known.revision,
             schema_type=str(definition.schema_type),
-            definition=_stored(asked),
+            definition=self._stored,
             fingerprint=definition.fingerprint,
             created_us=clock.wall_us(),
             compatibility=str(self._operations.default_compatibility),
@@ -160,18 +157,6 @@ class _Registration:
             raise SchemaNotFound(f"the new version of {command.subject!r} was deleted at once")
         # Another worker may have stored the same definition first: then that is the answer.
         return _registered(subject, version, version.created_us == command.created_us)
-
-
-def _identical(known: Subject | None, asked: _Asked) -> SchemaVersion | None:
-    """The version that holds the very same bytes; it was examined when it was registered."""
-    for version in known.versions if known is not None else ():
-        if version.definition == _stored(asked) and version.schema_type == asked.schema_type:
-            return version
-    return None
-
-
-def _stored(asked: _Asked) -> bytes:
-    return b"" if asked.schema_type in PLAIN else asked.definition
 
 
 def _registered(subject: Subject, version: SchemaVersion, new: bool) -> dict[str, Any]:
@@ -225,16 +210,18 @@ def _incompatible(subject: str, mode: Compatibility, violations: list[Violation]
 # -- look ---------------------------------------------------------------------------------------------
 
 
-def _subject(operations: Operations, args: Args) -> Subject:
+def _subject(operations: Operations, args: of.Named | of.Versions) -> Subject:
     operations.refresh()
     registry = operations.state.registry
-    if "subject" not in args and "schema_id" in args:
-        schema_id = integer(args, "schema_id")
-        found = registry.with_id(schema_id)
-        if found is None:
-            raise SchemaNotFound(f"schema id {schema_id} does not exist", hint="danube schema list shows all")
-        return found
-    return registry.subject(text(args, "subject"))
+    if args.subject is not None:
+        return registry.subject(args.subject)
+    if args.schema_id is None:
+        raise InvalidArgument("the request names no subject", hint="give subject, or schema_id")
+    if (found := registry.with_id(args.schema_id)) is None:
+        raise SchemaNotFound(
+            f"schema id {args.schema_id} does not exist", hint="danube schema list shows all"
+        )
+    return found
 
 
 def _entry(subject: Subject, version: SchemaVersion) -> dict[str, Any]:
@@ -248,18 +235,18 @@ def _entry(subject: Subject, version: SchemaVersion) -> dict[str, Any]:
     }
 
 
-def _get(operations: Operations, args: Args, answer: Answer) -> None:
+def _get(operations: Operations, args: of.Version, answer: Answer) -> None:
     subject = _subject(operations, args)
-    version = subject.version(integer(args, "version", 0))
+    version = subject.version(args.version)
     answer(_entry(subject, version) | {"definition": version.definition})
 
 
-def _versions(operations: Operations, args: Args, answer: Answer) -> None:
+def _versions(operations: Operations, args: of.Versions, answer: Answer) -> None:
     subject = _subject(operations, args)
     answer(listed(args, subject.versions, _version_key, lambda version: _entry(subject, version)))
 
 
-def _subjects(operations: Operations, args: Args, answer: Answer) -> None:
+def _subjects(operations: Operations, args: of.Page, answer: Answer) -> None:
     operations.refresh()
     subjects = operations.state.registry.subjects()
     answer(listed(args, subjects, lambda one: one.subject, _summary, operations.shows))
@@ -285,12 +272,10 @@ def _summary(subject: Subject) -> dict[str, Any]:
 # -- compare ------------------------------------------------------------------------------------------
 
 
-def _check(operations: Operations, args: Args, answer: Answer) -> None:
+def _check(operations: Operations, args: of.Candidate, answer: Answer) -> None:
     subject = _subject(operations, args)
-    word = text(args, "compatibility", "")
-    mode = Compatibility.parse(word or subject.compatibility)
-    schema_type = SchemaType.parse(text(args, "schema_type"))
-    request = _request(operations, subject, schema_type, octets(args, "definition", b""), mode)
+    mode = Compatibility.parse(args.compatibility or subject.compatibility)
+    request = _request(operations, subject, SchemaType.parse(args.schema_type), args.definition, mode)
 
     def view(found: list[Violation]) -> dict[str, Any]:
         return {"is_compatible": not found, "violations": _maps(found)}
@@ -298,9 +283,9 @@ def _check(operations: Operations, args: Args, answer: Answer) -> None:
     _examine(operations, request, answer, view)
 
 
-def _diff(operations: Operations, args: Args, answer: Answer) -> None:
+def _diff(operations: Operations, args: of.Difference, answer: Answer) -> None:
     subject = _subject(operations, args)
-    old, new = subject.version(integer(args, "old")), subject.version(integer(args, "new"))
+    old, new = subject.version(args.old), subject.version(args.new)
     request = Request(
         schema_type=SchemaType(new.schema_type),
         text=new.definition,
@@ -336,14 +321,13 @@ def _maps(violations: list[Violation]) -> list[dict[str, Any]]:
 # -- change -------------------------------------------------------------------------------------------
 
 
-def _set_compatibility(operations: Operations, args: Args, answer: Answer) -> None:
-    subject = text(args, "subject")
-    mode = str(Compatibility.parse(text(args, "compatibility")))
-    command = SetCompatibility(subject=subject, compatibility=mode)
-    operations.propose(command, answer, lambda _: {"subject": subject, "compatibility": mode})
+def _set_compatibility(operations: Operations, args: SetCompatibility, answer: Answer) -> None:
+    mode = str(Compatibility.parse(args.compatibility))
+    command = msgspec.structs.replace(args, compatibility=mode)
+    operations.propose(command, answer, lambda _: {"subject": args.subject, "compatibility": mode})
 
 
-def _delete(operations: Operations, args: Args, answer: Answer) -> None:
+def _delete(operations: Operations, args: of.Named, answer: Answer) -> None:
     subject = _subject(operations, args)
     numbers = [version.number for version in subject.versions]
     command = DeleteSubject(subject=subject.subject)
@@ -363,28 +347,28 @@ def _topic_schema(operations: Operations, record: TopicRecord) -> dict[str, Any]
     }
 
 
-def _topic(operations: Operations, args: Args, answer: Answer) -> None:
+def _topic(operations: Operations, args: of.Topic, answer: Answer) -> None:
     operations.refresh()
-    answer(_topic_schema(operations, operations.topic(text(args, "topic"))))
+    answer(_topic_schema(operations, operations.topic(args.topic)))
 
 
-def _configure_topic(operations: Operations, args: Args, answer: Answer) -> None:
+def _configure_topic(operations: Operations, args: of.TopicSchemaChange, answer: Answer) -> None:
     operations.refresh()
-    record = operations.topic(text(args, "topic"))
+    record = operations.topic(args.topic)
     present = record.schema or TopicSchema("")
-    subject = text(args, "subject", present.subject)
+    subject = present.subject if args.subject is None else args.subject
     schema = TopicSchema(
         subject,
-        str(ValidationPolicy.parse(text(args, "validation", present.validation))),
-        flag(args, "validate_payload", present.validate_payload),
+        str(ValidationPolicy.parse(present.validation if args.validation is None else args.validation)),
+        present.validate_payload if args.validate_payload is None else args.validate_payload,
     )
-    if not subject and "subject" not in args:
+    if not subject and args.subject is None:
         raise WrongState(
             f"topic {record.topic} has no schema subject",
             why="a validation policy says what becomes of records that break the subject's schema",
             hint="name the subject too",
         )
-    if not subject and (args.get("validation") or args.get("validate_payload")):
+    if not subject and (args.validation or args.validate_payload):
         raise InvalidArgument(
             "nothing can be validated without a subject", hint="leave the policy out to remove the schema"
         )
@@ -400,7 +384,7 @@ TABLE: dict[str, Operation] = {
     "schema.check": _check,
     "schema.diff": _diff,
     "schema.set_compatibility": _set_compatibility,
-    "schema.delete_version": proposing(DeleteSchemaVersion, lambda _: {}),
+    "schema.delete_version": proposing(lambda _: {}),
     "schema.delete": _delete,
     "schema.configure_topic": _configure_topic,
     "schema.topic": _topic,

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from danube.broker.operations.arguments import Args, integer, text
 from danube.errors import DanubeError
 from danube.ids import NAMES_END
 from danube.limits import PAGE_ENTRIES_MAX
@@ -15,6 +14,7 @@ from danube.limits import PAGE_ENTRIES_MAX
 if TYPE_CHECKING:
     from danube.broker.operations.context import Answer, Operation, Operations
     from danube.core.metadata.commands import TopicRecord
+    from danube.core.security import arguments as of
 
 QUESTIONS_AT_ONCE: Final = 64
 
@@ -92,15 +92,15 @@ def _row(topic: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _storage_status(operations: Operations, args: Args, answer: Answer) -> None:
+def _storage_status(operations: Operations, args: of.StorageRows, answer: Answer) -> None:
     operations.refresh()
-    topic = text(args, "topic", "")
+    topic = args.topic
     if topic:
         operations.topic(topic)  # raises where there is none
     found = operations.state.topics_by_name(
-        [(topic, f"{topic}\0" if topic else NAMES_END)], text(args, "prefix", ""), text(args, "after", "")
+        [(topic, f"{topic}\0" if topic else NAMES_END)], args.prefix, args.after
     )
-    limit = min(integer(args, "limit", 0), PAGE_ENTRIES_MAX)
+    limit = min(args.limit, PAGE_ENTRIES_MAX)
     records = list(islice((one for one in found if one.policy.reliable), limit + 1 if limit else None))
     page = records[: limit or None]
     after = page[-1].topic if len(page) < len(records) else None

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import TopicRecord
     from danube.core.metadata.policies import NamespacePolicy
     from danube.core.partition.policy import FailurePolicy
-    from danube.core.protocol.native import Admin
 
 _log = telemetry.events("metadata")
 
@@ -54,29 +53,29 @@ class OwnerMetadata:
         self.fresh = True
 
     def after_operation(
-        self, record: TopicRecord, index: int, request: Admin, failure: FailurePolicy | None
+        self, record: TopicRecord, index: int, name: str, failure: FailurePolicy | None
     ) -> None:
         """Store an operation's effect in the metadata, for the topic's other partitions and the next start.
 
-        ``failure``: the new policy of the subscription after set_failure_policy.
+        ``failure``: the new policy of the subscription ``name``; None: it was deleted.
         """
-        name = request.args.get("subscription", "")
         command: ForgetSubscription | SetSubscriptionSettings
-        if request.op == "delete_subscription":
+        if failure is None:
             command = ForgetSubscription(
                 topic=record.topic, subscription=name, partition=index, topic_id=record.topic_id
             )
-        elif failure is not None:
+        else:
             present = record.settings.get(name, SubscriptionSettings())
             settings = msgspec.structs.replace(present, failure=failure)
             command = SetSubscriptionSettings(topic=record.topic, subscription=name, settings=settings)
-        else:
-            return
 
         def remembered(value: Any) -> None:
             if isinstance(value, DanubeError):
                 _log.warning(
-                    "not remembered", op=request.op, partition=record.physical_name(index), error=str(value)
+                    "not remembered",
+                    subscription=name,
+                    partition=record.physical_name(index),
+                    error=str(value),
                 )
 
         try:

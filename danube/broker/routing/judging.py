@@ -16,7 +16,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, FrameDecoder, Kind, Lookup, OpenProducer, Subscribe
 from danube.core.security.authority import CLUSTER, Authority, somewhere_in, topic_resource
-from danube.core.security.operations import ADMIN, NATIVE, Row, judge
+from danube.core.security.operations import ADMIN, NATIVE, Row, judge, row_of
 from danube.core.security.principals import Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, NotAuthenticated
 
@@ -116,10 +116,7 @@ class Judging:
 
     def admin(self, session: RoutedSession, request: Admin) -> None:
         """Judge an operation; what is forwarded is judged for who asked the other broker."""
-        row = ADMIN.get(request.op)
-        if row is None:
-            what = f"operation {request.op[:80]!r} is not known"
-            raise InvalidArgument(what, hint="the client may be newer")
+        row = row_of(request.op)
         told = request.forwarded or request.on_behalf or request.groups
         if session.identity.how != "internal" and told:
             raise NotAllowed("only a broker forwards requests", hint="ask without `forwarded`")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from danube.broker.api import RoutedSession
 from danube.broker.audit.audit import DENIED
 from danube.broker.operations import cluster, credentials, quotas, roles, schemas, storage, topics
+from danube.broker.operations.arguments import arguments_of
 from danube.broker.operations.context import Answer, Operation, Operations
 from danube.broker.operations.schema_gate import SchemaGate
 from danube.broker.operations.topics import policy_for, topic_view
@@ -22,10 +23,10 @@ from danube.core.placement.workers import owner_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe, TopicView
 from danube.core.security.authority import EVERYBODY, Authority
+from danube.core.security.operations import unknown
 from danube.errors import (
     Conflict,
     DanubeError,
-    InvalidArgument,
     LimitExceeded,
     NotAllowed,
     NotAuthenticated,
@@ -391,13 +392,12 @@ class Router:
     def _administer(self, session: RoutedSession, correlation: int, request: Admin) -> None:
         operation = _OPERATIONS.get(request.op)
         if operation is None:
-            what = f"operation {request.op[:80]!r} is not known"
-            raise InvalidArgument(what, hint="the client may be newer")
+            raise unknown(request.op)
         answer, operations = self._answer_to(session, correlation), self.operations
         if self.judging is not None:
             asker = asking(session.identity, request)
             operations = operations.acting_for(asker, self.judging.shows(asker, request.op))
-        operation(operations, request.args, answer)
+        operation(operations, arguments_of(request), answer)
 
     def _answer_to(self, session: RoutedSession, correlation: int) -> Answer:
         """Return a callback that sends a value or an error to the session, if it still exists."""

@@ -7,15 +7,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec import UNSET
 
-from danube.broker.operations.arguments import integer, listed, octets, paged, struct_of, text
+from danube.broker.operations.arguments import listed, paged
 from danube.broker.partition.hosted import HostedPartition, HostedSubscription
 from danube.broker.partition.lossy import LossyHost
 from danube.broker.partition.subscribing import start_offset
 from danube.core.batch.columns import BatchView
 from danube.core.dispatch.holed import HoledSubscription
-from danube.core.partition.policy import FailurePolicy
-from danube.core.protocol.native import Admin, error_frame, result_frame
+from danube.core.protocol.native import error_frame, result_frame
+from danube.core.security import arguments as of
+from danube.core.security.operations import unknown
 from danube.errors import (
     DanubeError,
     FetchPending,
@@ -31,42 +33,38 @@ if TYPE_CHECKING:
 
 SEGMENTS_LISTED_MAX: Final = 2_000  # without pages
 _RANGE_BYTES: Final = 16
-_OFFSET_MAX: Final = 1 << 62
 _REASON_CHARACTERS_MAX: Final = 1024
 _PROGRESS: Final = ("subscription", "ack_floor", "lag", "damaged", "expired")
 Answer = Callable[[Any], None]
 NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 
 
-def partition_operation(hosted: HostedPartition, request: Admin, now_ns: int) -> Any:
+def partition_operation(hosted: HostedPartition, op: str, args: Any, now_ns: int) -> Any:
     """Carry out one request; return the value for the RESULT frame."""
-    operation = _OPERATIONS.get(request.op)
+    operation = _OPERATIONS.get(op)
     if operation is None:
-        raise InvalidArgument(
-            f"operation {request.op!r} is not known", hint="the client may be newer than the broker"
-        )
-    value = operation(hosted, request.args, now_ns)
-    if hosted.metadata is not None:
-        changed = request.op == "set_failure_policy"
-        failure = hosted.subscription(text(request.args, "subscription")).core.failure if changed else None
-        hosted.metadata.after_operation(hosted.record, hosted.index, request, failure)
+        raise unknown(op)
+    value = operation(hosted, args, now_ns)
+    if hosted.metadata is not None and op in ("set_failure_policy", "delete_subscription"):
+        failure = None if op == "delete_subscription" else hosted.subscription(args.subscription).core.failure
+        hosted.metadata.after_operation(hosted.record, hosted.index, args.subscription, failure)
     return value
 
 
-def _describe_partition(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _describe_partition(hosted: HostedPartition, args: of.Nothing, now_ns: int) -> dict[str, Any]:
     return hosted.statistics()
 
 
-def _partition_ends(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _partition_ends(hosted: HostedPartition, args: of.Nothing, now_ns: int) -> dict[str, Any]:
     return hosted.ends()
 
 
-def _row_mark(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _row_mark(hosted: HostedPartition, args: of.RowMark, now_ns: int) -> dict[str, Any]:
     """Return the mark of the batch that begins at ``offset``; empty if there is none, or no such batch.
 
     ``waiting``: it is not acknowledged yet.  Raises FetchPending if the store must be read first.
     """
-    offset, end, mark = integer(args, "offset"), hosted.high_watermark, None
+    offset, end, mark = args.offset, hosted.high_watermark, None
     if hosted.log is not None and hosted.start <= offset < end:
         chunk = hosted.chunk(offset)
         place = chunk.places[chunk.find(offset)] if chunk.places else None
@@ -75,26 +73,25 @@ def _row_mark(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dic
     return {"mark": "" if mark is None else mark.text, "waiting": end <= offset < hosted.core.log_end}
 
 
-def _storage(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _storage(hosted: HostedPartition, args: of.Nothing, now_ns: int) -> dict[str, Any]:
     """Return the bytes of the partition in each tier, and those that are only on this host."""
     log, tier = hosted.log, hosted.tier
     local = {"partition": hosted.name, "local_bytes": log.local_bytes if log is not None else 0}
     return local | (tier.statistics() if tier is not None else {"tiered": False})
 
 
-def _list_segments(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> list[Any] | dict[str, Any]:
+def _list_segments(hosted: HostedPartition, args: of.Segments, now_ns: int) -> list[Any] | dict[str, Any]:
     """Return uploaded segments with records from ``after_offset`` on.
 
     Without ``limit`` at most SEGMENTS_LISTED_MAX.
     """
-    first, after = integer(args, "after_offset", 0), text(args, "after", "")
+    after = args.after
     if after and not (after.isascii() and after.isdecimal()):
         raise InvalidArgument(f"after={after[:40]!r} is not the `after` of a page")
     tier = hosted.tier
-    rows = iter(()) if tier is None else tier.segments(max(first, int(after[:20] or 0)))
-    prefix = text(args, "prefix", "")
-    found = (row for row in rows if (key := _segment_key(row)) > after and key.startswith(prefix))
-    limited = found if "limit" in args else islice(found, SEGMENTS_LISTED_MAX)
+    rows = iter(()) if tier is None else tier.segments(max(args.after_offset, int(after[:20] or 0)))
+    found = (row for row in rows if (key := _segment_key(row)) > after and key.startswith(args.prefix))
+    limited = found if args.limit else islice(found, SEGMENTS_LISTED_MAX)
     return paged(args, limited, _segment_key, lambda row: row)
 
 
@@ -103,9 +100,7 @@ def _segment_key(row: dict[str, Any]) -> str:
     return f"{row['start_offset']:020}"
 
 
-def _list_subscriptions(
-    hosted: HostedPartition, args: dict[str, Any], now_ns: int
-) -> list[Any] | dict[str, Any]:
+def _list_subscriptions(hosted: HostedPartition, args: of.Page, now_ns: int) -> list[Any] | dict[str, Any]:
     hosts: list[tuple[str, HostedSubscription | LossyHost]] = [
         *hosted.subscriptions.items(),
         *hosted.lossy.items(),
@@ -118,35 +113,31 @@ def _list_subscriptions(
     )
 
 
-def _describe_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    name = text(args, "subscription")
+def _describe_subscription(hosted: HostedPartition, args: of.Subscription, now_ns: int) -> dict[str, Any]:
+    name = args.subscription
     host = hosted.lossy.get(name) or hosted.subscription(name)
     return {"subscription": name, "partition": hosted.name, **host.statistics(now_ns)}
 
 
-def _subscription_progress(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _subscription_progress(hosted: HostedPartition, args: of.Subscription, now_ns: int) -> dict[str, Any]:
     facts = _describe_subscription(hosted, args, now_ns)
     return {name: facts[name] for name in _PROGRESS if name in facts}
 
 
-def _seek(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    host = hosted.subscription(text(args, "subscription"))
-    value = args.get("value", 0)
-    if not isinstance(value, int):
-        raise InvalidArgument("the place to seek to is not a number", why=f"value={value!r:.80}")
-    offset = start_offset(hosted, str(args.get("kind", "")), value)
+def _seek(hosted: HostedPartition, args: of.Seek, now_ns: int) -> dict[str, Any]:
+    host = hosted.subscription(args.subscription)
+    offset = start_offset(hosted, args.kind, 0 if args.value is UNSET else args.value)
     host.seek(offset, now_ns)
     return {"offset": offset, "lag": hosted.lag_from(offset)}
 
 
-def _offset_at(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _offset_at(hosted: HostedPartition, args: of.Start, now_ns: int) -> dict[str, Any]:
     """Return the offset of a start position now; raises FetchPending if the store must be read first."""
-    value = integer(args, "value", 0)
-    return {"offset": start_offset(hosted, str(args.get("kind", "")), value)}
+    return {"offset": start_offset(hosted, args.kind, args.value)}
 
 
-def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
-    name = text(args, "subscription")
+def _delete_subscription(hosted: HostedPartition, args: of.Subscription, now_ns: int) -> None:
+    name = args.subscription
     host = hosted.lossy.get(name) or hosted.subscriptions.get(name)
     lost = hosted.cursors is not None and name in hosted.cursors.lost
     if host is None and not lost:
@@ -163,29 +154,26 @@ def _delete_subscription(hosted: HostedPartition, args: dict[str, Any], now_ns: 
         hosted.cursors.write()
 
 
-def _unblock(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
-    return {"unblocked": hosted.subscription(text(args, "subscription")).core.unblock(now_ns)}
+def _unblock(hosted: HostedPartition, args: of.Subscription, now_ns: int) -> dict[str, Any]:
+    return {"unblocked": hosted.subscription(args.subscription).core.unblock(now_ns)}
 
 
-def _set_failure_policy(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> None:
-    host = hosted.subscription(text(args, "subscription"))
-    failure = struct_of(args.get("failure", {}), FailurePolicy, "failure policy")
-    failure.check()
-    host.core.set_failure(failure)
+def _set_failure_policy(hosted: HostedPartition, args: of.FailureChange, now_ns: int) -> None:
+    host = hosted.subscription(args.subscription)
+    args.failure.check()
+    host.core.set_failure(args.failure)
 
 
-def _settle(hosted: HostedPartition, args: dict[str, Any], now_ns: int) -> dict[str, Any]:
+def _settle(hosted: HostedPartition, args: of.Settlement, now_ns: int) -> dict[str, Any]:
     """Settle acks and nacks that name no consumer, for any consumer that has the records in flight.
 
     Records that are not in flight or are settled already are left unchanged, and so is a non-reliable
     subscription.
     """
-    acks, nacks = octets(args, "acks", b""), struct_of(args.get("nacks", ()), list[NackedRecord], "nacks")
-    if len(acks) % _RANGE_BYTES:
-        raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(acks)} bytes")
-    name = text(args, "subscription")
+    if len(args.acks) % _RANGE_BYTES:
+        raise InvalidArgument("acks is not a list of ranges", why=f"it has {len(args.acks)} bytes")
     if hosted.reliable:
-        settle(hosted, hosted.subscription(name).core, acks, nacks, now_ns)
+        settle(hosted, hosted.subscription(args.subscription).core, args.acks, args.nacks, now_ns)
     return {}
 
 
@@ -197,7 +185,7 @@ def settle(
         acked = core.ack(None, np.frombuffer(acks, "<u8").reshape(-1, 2), now_ns)
         hosted.counters.add("acks_in", acked.acked)
     for offset, delay_ms, reason in nacks:
-        if 0 <= offset < _OFFSET_MAX:
+        if 0 <= offset < of.OFFSET_MAX:
             core.nack(
                 None, np.array([[offset, offset + 1]]), delay_ms, reason[:_REASON_CHARACTERS_MAX], now_ns
             )
@@ -206,7 +194,7 @@ def settle(
 
 
 def answered_later(
-    hosted: HostedPartition, request: Admin, storage: Storage, tiers: Tiers | None, answer: Answer
+    hosted: HostedPartition, op: str, args: Any, storage: Storage, tiers: Tiers | None, answer: Answer
 ) -> bool:
     """Begin an operation that is answered later; return False, without an effect, for any other one.
 
@@ -214,21 +202,20 @@ def answered_later(
     object that a job made: ``installed``, ``waiting`` or ``refused``, and why.  ``accept_loss`` gives up open
     holes; it raises FetchPending until the manifest has them.
     """
-    if request.op not in _LATER:
+    if op not in _LATER:
         return False
-    args = request.args
-    if request.op == "seal":
+    if op == "seal":
         storage.seal(hosted, lambda end: answer(end if isinstance(end, DanubeError) else {"sealed_end": end}))
-    elif request.op == "accept_loss":
+    elif op == "accept_loss":
         answer(_accept_loss(hosted, tiers, args))
     else:  # install_staged
         if tiers is None or hosted.tier is None:
             raise WrongState(f"{hosted.name} is in no object store", hint="see storage.mode")
-        tiers.staged.ask(hosted, integer(args, "topic_id"), octets(args, "objects"), answer)
+        tiers.staged.ask(hosted, args.topic_id, args.objects, answer)
     return True
 
 
-def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, Any]) -> dict[str, Any]:
+def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: of.Loss) -> dict[str, Any]:
     """Give up the open holes that begin below ``end_offset`` (default: all), or only list them.
 
     The answer has all holes that are then given up.
@@ -236,9 +223,9 @@ def _accept_loss(hosted: HostedPartition, tiers: Tiers | None, args: dict[str, A
     tier = hosted.tier
     if tiers is None or tier is None:
         raise WrongState(f"{hosted.name} is in no object store", why="so it has no holes")
-    end_offset = integer(args, "end_offset", _OFFSET_MAX)
+    end_offset = args.end_offset
     waiting = tier.open_holes(end_offset)
-    if args.get("dry_run"):
+    if args.dry_run:
         return {"partition": hosted.name, "holes": [hole.described() for hole in waiting]}
     if waiting:
         tiers.give_up(tier, end_offset)
@@ -264,7 +251,7 @@ _LATER = frozenset({"seal", "accept_loss", "install_staged"})
 # Operations that change cursors; they are answered when the change is on disk.
 CURSOR_OPERATIONS = frozenset({"seek", "delete_subscription", "unblock", "set_failure_policy"})
 
-_OPERATIONS: dict[str, Callable[[HostedPartition, dict[str, Any], int], Any]] = {
+_OPERATIONS: dict[str, Callable[[HostedPartition, Any, int], Any]] = {
     "describe_partition": _describe_partition,
     "partition_ends": _partition_ends,
     "row_mark": _row_mark,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from danube.broker.api import Session
+from danube.broker.operations.arguments import arguments_of
 from danube.broker.partition.deliveries import DeadLetterTaker, Deliveries
 from danube.broker.partition.hosted import (
     HostedConsumer,
@@ -347,9 +348,10 @@ class Shard:
             self._send_later(session, reply_frame(value, frame.correlation))
 
         def opened(hosted: HostedPartition) -> None:
-            if answered_later(hosted, request, self.storage, self.tiers, answer):
+            args = arguments_of(request)
+            if answered_later(hosted, request.op, args, self.storage, self.tiers, answer):
                 return
-            value = partition_operation(hosted, request, clock.monotonic_ns())
+            value = partition_operation(hosted, request.op, args, clock.monotonic_ns())
             self.wake(hosted)
             reply = wire.result_frame(value, frame.correlation)
             if request.op in CURSOR_OPERATIONS:

@@ -15,9 +15,24 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from danube.core.metadata.commands import Binding
+from msgspec import Struct
+
+from danube.core.metadata.commands import (
+    AddPartitions,
+    Binding,
+    CreateNamespace,
+    DeleteApiKey,
+    DeleteNamespace,
+    DeleteRole,
+    DeleteSchemaVersion,
+    DeleteTenant,
+    DeleteTopic,
+    Role,
+    SetCompatibility,
+)
 from danube.core.metadata.machine import Metadata
 from danube.core.metadata.roles import resource_in
+from danube.core.security import arguments as of
 from danube.core.security.authority import (
     CLUSTER,
     SOMEWHERE,
@@ -74,6 +89,9 @@ class Row(NamedTuple):
     where: str
     says: str
     needs: tuple[Needs, ...] = ()
+    args: type[Struct] = of.Nothing  # of an operation of ADMIN
+    http: tuple[str, str] | None = None  # its method and path
+    mcp: str | None = None  # its tool
 
     @property
     def audited(self) -> bool:
@@ -335,20 +353,28 @@ def _for_oneself(request: Any, state: Metadata) -> Iterator[Need]:
 READ, WRITE, DESTROY = Effect
 
 
-def _row(name: str, effect: Effect, permission: str, place: Place, says: str, *more: Needs) -> Row:
+def _row(
+    name: str, effect: Effect, permission: str, place: Place, says: str, *more: Needs, **columns: Any
+) -> Row:
     def needs(request: Any, state: Metadata) -> Iterator[Need]:
         for resource in place.find(request, state):
             yield Need(permission, resource)
 
-    return Row(name, effect, permission, place.says, says, (needs, *more))
+    return Row(name, effect, permission, place.says, says, (needs, *more), **columns)
 
 
-def _special(name: str, effect: Effect, permission: str, where: str, says: str, *needs: Needs) -> Row:
-    return Row(name, effect, permission, where, says, needs)
+def _special(
+    name: str, effect: Effect, permission: str, where: str, says: str, *needs: Needs, **columns: Any
+) -> Row:
+    return Row(name, effect, permission, where, says, needs, **columns)
 
 
 _ARGS_TOPIC: Final = _topic("args.topic")
 _PARTITION: Final = _topic("partition")
+_NAMESPACE: Final = "/v1/namespaces/{namespace}"
+_TOPIC: Final = "/v1/topics/{namespace}/{name}"
+_SUBSCRIPTION: Final = f"{_TOPIC}/subscriptions/{{subscription}}"
+_SUBJECT: Final = "/v1/schemas/{subject}"
 _LETTERS: Final = "dead_letter_topic"
 _READABLE: Final = "the subject, or a topic that follows it"
 _BINDERS: Final = "the cluster; also with ManageNamespace anywhere"
@@ -356,99 +382,166 @@ _DELEGATED: Final = "the cluster, or within a namespace that the caller manages"
 
 ADMIN_ROWS: Final = (
     # topics
-    _row("status", READ, "View", _AT_CLUSTER, "the broker's state"),
-    _row("namespaces", READ, "Lookup", _SOMEWHERE, "namespaces"),
-    _row("create_namespace", WRITE, "ManageNamespace", _namespace("args.namespace"), "make a namespace"),
-    _row("delete_namespace", DESTROY, "ManageNamespace", _namespace("args.namespace"), "delete an empty one"),
-    _row("namespace_policy", READ, "View", _namespace("args.namespace"), "limits of a namespace"),
-    _row("set_namespace_policy", WRITE, "ManageNamespace", _namespace("args.namespace"), "change them"),
-    _row("tenants", READ, "View", _AT_CLUSTER, "tenants with their quotas"),
-    _row("put_tenant", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a tenant"),
-    _row("delete_tenant", DESTROY, "ManageCluster", _AT_CLUSTER, "forget a tenant"),
-    _row("quotas", READ, "View", _AT_CLUSTER, "what is used of quotas"),
-    _row("list_topics", READ, "Lookup", _within("args.namespace"), "topics of a namespace, or all"),
-    _row("topic", READ, "View", _ARGS_TOPIC, "a topic with its policy"),
+    _row("status", READ, "View", _AT_CLUSTER, "the broker's state",
+         args=of.Nothing, http=("GET", "/v1/status")),
+    _row("namespaces", READ, "Lookup", _SOMEWHERE, "namespaces",
+         args=of.Page, http=("GET", "/v1/namespaces"), mcp="list_namespaces"),
+    _row("create_namespace", WRITE, "ManageNamespace", _namespace("args.namespace"), "make a namespace",
+         args=CreateNamespace, http=("PUT", _NAMESPACE), mcp="create_namespace"),
+    _row("delete_namespace", DESTROY, "ManageNamespace", _namespace("args.namespace"), "delete an empty one",
+         args=DeleteNamespace, http=("DELETE", _NAMESPACE), mcp="delete_namespace"),
+    _row("namespace_policy", READ, "View", _namespace("args.namespace"), "limits of a namespace",
+         args=of.Namespace, http=("GET", _NAMESPACE + "/policy"), mcp="get_namespace_policies"),
+    _row("set_namespace_policy", WRITE, "ManageNamespace", _namespace("args.namespace"), "change them",
+         args=of.NamespaceLimits, http=("PUT", _NAMESPACE + "/policy"), mcp="set_namespace_policy"),
+    _row("tenants", READ, "View", _AT_CLUSTER, "tenants with their quotas",
+         args=of.Page, http=("GET", "/v1/tenants")),
+    _row("put_tenant", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a tenant",
+         args=of.TenantLimits, http=("PUT", "/v1/tenants/{tenant}")),
+    _row("delete_tenant", DESTROY, "ManageCluster", _AT_CLUSTER, "forget a tenant",
+         args=DeleteTenant, http=("DELETE", "/v1/tenants/{tenant}")),
+    _row("quotas", READ, "View", _AT_CLUSTER, "what is used of quotas",
+         args=of.Page, http=("GET", "/v1/quotas"), mcp="get_quota_usage"),
+    _row("list_topics", READ, "Lookup", _within("args.namespace"), "topics of a namespace, or all",
+         args=of.Topics, http=("GET", "/v1/topics"), mcp="list_topics"),
+    _row("topic", READ, "View", _ARGS_TOPIC, "a topic with its policy",
+         args=of.Topic, http=("GET", _TOPIC), mcp="describe_topic"),
     _row("create_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "make a topic",
-         _also("Produce", f"args.policy.failure.{_LETTERS}")),
-    _row("delete_topic", DESTROY, "ManageTopic", _ARGS_TOPIC, "delete a topic and its records"),
+         _also("Produce", f"args.policy.failure.{_LETTERS}"),
+         args=of.NewTopic, http=("POST", "/v1/topics"), mcp="create_topic"),
+    _row("delete_topic", DESTROY, "ManageTopic", _ARGS_TOPIC, "delete a topic and its records",
+         args=DeleteTopic, http=("DELETE", _TOPIC), mcp="delete_topic"),
     _row("update_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "change a topic's policy",
-         _also("Produce", f"args.policy.failure.{_LETTERS}")),
-    _row("add_partitions", WRITE, "ManageTopic", _ARGS_TOPIC, "give a topic more partitions"),
-    _row("subscription_settings", READ, "View", _ARGS_TOPIC, "settings of a subscription"),
+         _also("Produce", f"args.policy.failure.{_LETTERS}"), args=of.TopicChange, http=("PATCH", _TOPIC)),
+    _row("add_partitions", WRITE, "ManageTopic", _ARGS_TOPIC, "give a topic more partitions",
+         args=AddPartitions, http=("POST", _TOPIC + "/partitions")),
+    _row("subscription_settings", READ, "View", _ARGS_TOPIC, "settings of a subscription",
+         args=of.TopicSubscription, http=("GET", _SUBSCRIPTION + "/failure-policy"),
+         mcp="get_subscription_failure_policy"),
     _row("set_subscription_settings", WRITE, "ManageTopic", _ARGS_TOPIC, "change them",
-         _also("Produce", f"args.failure.{_LETTERS}")),
-    _row("forget_subscription", DESTROY, "ManageTopic", _ARGS_TOPIC, "forget a subscription's settings"),
+         _also("Produce", f"args.failure.{_LETTERS}"),
+         args=of.SubscriptionChange, http=("PUT", _SUBSCRIPTION + "/failure-policy"),
+         mcp="set_subscription_failure_policy"),
+    _row("forget_subscription", DESTROY, "ManageTopic", _ARGS_TOPIC, "forget a subscription's settings",
+         args=of.TopicSubscription),
     # at the owner of a partition
-    _row("describe_partition", READ, "View", _PARTITION, "ends, sizes, producers"),
+    _row("describe_partition", READ, "View", _PARTITION, "ends, sizes, producers",
+         args=of.Nothing, http=("GET", _TOPIC + "/partitions")),
     _special("partition_ends", READ, "Consume", "the topic; with Produce or View as well",
-             "first and last offsets, and what lies between without a record", _ends_of),
-    _row("row_mark", READ, "Produce", _PARTITION, "digest of the rows that a job has stored"),
-    _row("storage", READ, "View", _PARTITION, "bytes of the partition by tier"),
-    _row("list_segments", READ, "Consume", _PARTITION, "uploaded segments"),
-    _row("list_subscriptions", READ, "View", _PARTITION, "subscriptions of the partition"),
-    _row("describe_subscription", READ, "View", _PARTITION, "lag, consumers, what is in flight"),
+             "first and last offsets, and what lies between without a record", _ends_of, args=of.Nothing),
+    _row("row_mark", READ, "Produce", _PARTITION, "digest of the rows that a job has stored",
+         args=of.RowMark),
+    _row("storage", READ, "View", _PARTITION, "bytes of the partition by tier",
+         args=of.Nothing, http=("GET", _TOPIC + "/storage")),
+    _row("list_segments", READ, "Consume", _PARTITION, "uploaded segments",
+         args=of.Segments, http=("GET", _TOPIC + "/segments")),
+    _row("list_subscriptions", READ, "View", _PARTITION, "subscriptions of the partition",
+         args=of.Page, http=("GET", _TOPIC + "/subscriptions"), mcp="list_subscriptions"),
+    _row("describe_subscription", READ, "View", _PARTITION, "lag, consumers, what is in flight",
+         args=of.Subscription, http=("GET", _SUBSCRIPTION), mcp="analyze_consumer_lag"),
     _row("subscription_progress", READ, "Consume", _PARTITION, "how far a subscription is, and what it lost",
-         _own_subscription("partition")),
-    _row("offset_at", READ, "Consume", _PARTITION, "the offset of a start position"),
-    _row("seek", DESTROY, "ManageTopic", _PARTITION, "move a subscription"),
-    _row("delete_subscription", DESTROY, "ManageTopic", _PARTITION, "delete a subscription"),
-    _row("unblock", DESTROY, "ManageTopic", _PARTITION, "skip the record that blocks a subscription"),
+         _own_subscription("partition"), args=of.Subscription),
+    _row("offset_at", READ, "Consume", _PARTITION, "the offset of a start position", args=of.Start),
+    _row("seek", DESTROY, "ManageTopic", _PARTITION, "move a subscription",
+         args=of.Seek, http=("POST", _SUBSCRIPTION + "/seek"), mcp="seek_subscription"),
+    _row("delete_subscription", DESTROY, "ManageTopic", _PARTITION, "delete a subscription",
+         args=of.Subscription, http=("DELETE", _SUBSCRIPTION), mcp="unsubscribe"),
+    _row("unblock", DESTROY, "ManageTopic", _PARTITION, "skip the record that blocks a subscription",
+         args=of.Subscription, http=("POST", _SUBSCRIPTION + "/unblock"), mcp="unblock_subscription"),
     _row("set_failure_policy", WRITE, "ManageTopic", _PARTITION, "change a subscription's failure policy",
-         _also("Produce", f"args.failure.{_LETTERS}")),
+         _also("Produce", f"args.failure.{_LETTERS}"), args=of.FailureChange),
     _row("settle", WRITE, "Consume", _PARTITION, "acks and nacks of whoever holds the record",
-         _own_subscription("partition")),
-    _row("seal", WRITE, "ManageTopic", _PARTITION, "seal what was written so far"),
-    _row("accept_loss", DESTROY, "ManageCluster", _AT_CLUSTER, "give up records that no disk has"),
+         _own_subscription("partition"), args=of.Settlement),
+    _row("seal", WRITE, "ManageTopic", _PARTITION, "seal what was written so far",
+         args=of.Nothing, http=("POST", _TOPIC + "/seal")),
+    _row("accept_loss", DESTROY, "ManageCluster", _AT_CLUSTER, "give up records that no disk has",
+         args=of.Loss, http=("DELETE", _TOPIC + "/holes")),
     _row("install_staged", WRITE, "Replicate", _PARTITION, "take objects that a job made",
-         _also("ManageTopic", "partition")),
+         _also("ManageTopic", "partition"), args=of.Staged),
     # schemas
-    _row("schema.register", WRITE, "ManageSchema", _subject("args.subject"), "add a version"),
+    _row("schema.register", WRITE, "ManageSchema", _subject("args.subject"), "add a version",
+         args=of.NewSchema, http=("POST", _SUBJECT), mcp="register_schema"),
     _special("schema.get", READ, "Lookup", _READABLE, "a version with its definition",
-             _read_schema("args.subject", "args.schema_id")),
+             _read_schema("args.subject", "args.schema_id"),
+         args=of.Version, http=("GET", _SUBJECT + "/versions/{version}"), mcp="get_schema"),
     _special("schema.versions", READ, "Lookup", _READABLE, "versions of a subject",
-             _read_schema("args.subject", "args.schema_id")),
-    _row("schema.subjects", READ, "Lookup", _SOMEWHERE, "subjects"),
+             _read_schema("args.subject", "args.schema_id"),
+         args=of.Versions, http=("GET", _SUBJECT + "/versions"), mcp="list_schema_versions"),
+    _row("schema.subjects", READ, "Lookup", _SOMEWHERE, "subjects",
+         args=of.Page, http=("GET", "/v1/schemas"), mcp="list_subjects"),
     _special("schema.check", READ, "Lookup", _READABLE, "compare a definition with a subject",
-             _read_schema("args.subject", "args.schema_id")),
+             _read_schema("args.subject", "args.schema_id"),
+         args=of.Candidate, http=("POST", _SUBJECT + "/check"), mcp="check_schema_compatibility"),
     _special("schema.diff", READ, "Lookup", _READABLE, "compare two versions",
-             _read_schema("args.subject", "args.schema_id")),
-    _row("schema.set_compatibility", WRITE, "ManageSchema", _subject("args.subject"), "change the mode"),
-    _row("schema.delete_version", DESTROY, "ManageSchema", _subject("args.subject"), "delete a version"),
-    _row("schema.delete", DESTROY, "ManageSchema", _subject("args.subject"), "delete a subject"),
+             _read_schema("args.subject", "args.schema_id"),
+         args=of.Difference, http=("GET", _SUBJECT + "/diff")),
+    _row("schema.set_compatibility", WRITE, "ManageSchema", _subject("args.subject"), "change the mode",
+         args=SetCompatibility, http=("PUT", _SUBJECT + "/compatibility"),
+         mcp="set_schema_compatibility_mode"),
+    _row("schema.delete_version", DESTROY, "ManageSchema", _subject("args.subject"), "delete a version",
+         args=DeleteSchemaVersion, http=("DELETE", _SUBJECT + "/versions/{version}"),
+         mcp="delete_schema_version"),
+    _row("schema.delete", DESTROY, "ManageSchema", _subject("args.subject"), "delete a subject",
+         args=of.Named, http=("DELETE", _SUBJECT)),
     _row("schema.configure_topic", WRITE, "ManageSchema", _ARGS_TOPIC, "let a topic follow a subject",
-         _read_named_subject("args.subject")),
-    _row("schema.topic", READ, "Lookup", _ARGS_TOPIC, "the subject that a topic follows"),
+         _read_named_subject("args.subject"),
+         args=of.TopicSchemaChange, http=("PUT", _TOPIC + "/schema"), mcp="configure_topic_schema"),
+    _row("schema.topic", READ, "Lookup", _ARGS_TOPIC, "the subject that a topic follows",
+         args=of.Topic, http=("GET", _TOPIC + "/schema"), mcp="get_topic_schema_config"),
     # access
-    _special("roles", READ, "View", _BINDERS, "roles", _read_roles),
-    _row("put_role", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a role"),
-    _row("delete_role", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role"),
+    _special("roles", READ, "View", _BINDERS, "roles", _read_roles,
+         args=of.Page, http=("GET", "/v1/roles"), mcp="list_roles"),
+    _row("put_role", WRITE, "ManageCluster", _AT_CLUSTER, "make or change a role",
+         args=Role, http=("POST", "/v1/roles"), mcp="create_role"),
+    _row("delete_role", DESTROY, "ManageCluster", _AT_CLUSTER, "delete a role",
+         args=DeleteRole, http=("DELETE", "/v1/roles/{role}"), mcp="delete_role"),
     _special("bindings", READ, "View", _DELEGATED, "bindings",
-             _read_bindings("args.scope", "args.resource")),
+             _read_bindings("args.scope", "args.resource"),
+         args=of.Bindings, http=("GET", "/v1/bindings"), mcp="list_bindings"),
     _special("put_binding", WRITE, "ManageCluster", _DELEGATED, "bind roles",
-             _bind("args.", "args.id", makes=True)),
+             _bind("args.", "args.id", makes=True),
+         args=Binding, http=("POST", "/v1/bindings"), mcp="create_binding"),
     _special("delete_binding", DESTROY, "ManageCluster", _DELEGATED, "delete a binding",
-             _bind("args.", "args.id", makes=False)),
-    _row("api_keys", READ, "ManageCluster", _AT_CLUSTER, "API keys, without their secrets"),
-    _row("create_api_key", WRITE, "ManageCluster", _AT_CLUSTER, "make an API key"),
-    _row("delete_api_key", DESTROY, "ManageCluster", _AT_CLUSTER, "delete an API key"),
-    _row("revocations", READ, "ManageCluster", _AT_CLUSTER, "credentials that are good no longer"),
-    _row("revoke", DESTROY, "ManageCluster", _AT_CLUSTER, "take credentials back"),
-    _row("delete_revocation", WRITE, "ManageCluster", _AT_CLUSTER, "let them be good again"),
+             _bind("args.", "args.id", makes=False),
+         args=of.BindingPlace, http=("DELETE", "/v1/bindings/{id}"), mcp="delete_binding"),
+    _row("api_keys", READ, "ManageCluster", _AT_CLUSTER, "API keys, without their secrets",
+         args=of.Page, http=("GET", "/v1/keys")),
+    _row("create_api_key", WRITE, "ManageCluster", _AT_CLUSTER, "make an API key",
+         args=of.NewApiKey, http=("POST", "/v1/keys")),
+    _row("delete_api_key", DESTROY, "ManageCluster", _AT_CLUSTER, "delete an API key",
+         args=DeleteApiKey, http=("DELETE", "/v1/keys/{id}")),
+    _row("revocations", READ, "ManageCluster", _AT_CLUSTER, "credentials that are good no longer",
+         args=of.Page, http=("GET", "/v1/revocations")),
+    _row("revoke", DESTROY, "ManageCluster", _AT_CLUSTER, "take credentials back",
+         args=of.NewRevocation, http=("POST", "/v1/revocations")),
+    _row("delete_revocation", WRITE, "ManageCluster", _AT_CLUSTER, "let them be good again",
+         args=of.Revoked, http=("DELETE", "/v1/revocations/{kind}/{value}")),
     _special("issue_token", WRITE, "ManageCluster", "the cluster; one's own, for a day at most: nothing",
-             "sign a token", _for_oneself),
+             "sign a token", _for_oneself, args=of.NewToken, http=("POST", "/v1/tokens"), mcp="create_token"),
     _special("can", READ, "ManageCluster", "the cluster; about oneself: nothing",
-             "whether a principal has a permission, and why", _for_oneself),
+             "whether a principal has a permission, and why", _for_oneself,
+         args=of.Question, http=("GET", "/v1/can"), mcp="check_access"),
     # storage and cluster
-    _row("storage_status", READ, "View", _topic_or_cluster("args.topic"), "bytes that are only on this host"),
-    _row("brokers", READ, "View", _AT_CLUSTER, "brokers"),
-    _row("member_status", READ, "View", _AT_CLUSTER, "this member of the agreement"),
-    _row("deciding_broker", READ, "View", _AT_CLUSTER, "the broker that decides"),
-    _row("activate_broker", WRITE, "ManageBroker", _AT_CLUSTER, "let a broker take partitions"),
-    _row("unload_broker", WRITE, "ManageBroker", _AT_CLUSTER, "move a broker's partitions away"),
-    _row("forget_broker", DESTROY, "ManageBroker", _AT_CLUSTER, "forget a broker that is gone"),
-    _row("balance", READ, "View", _AT_CLUSTER, "load of the brokers"),
-    _row("rebalance", WRITE, "ManageCluster", _AT_CLUSTER, "even out the load"),
-    _row("unload_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "let other brokers take a topic"),
+    _row("storage_status", READ, "View", _topic_or_cluster("args.topic"), "bytes that are only on this host",
+         args=of.StorageRows, http=("GET", "/v1/storage"), mcp="storage_status"),
+    _row("brokers", READ, "View", _AT_CLUSTER, "brokers",
+         args=of.Page, http=("GET", "/v1/brokers"), mcp="list_brokers"),
+    _row("member_status", READ, "View", _AT_CLUSTER, "this member of the agreement",
+         args=of.Nothing, http=("GET", "/v1/cluster"), mcp="cluster_status"),
+    _row("deciding_broker", READ, "View", _AT_CLUSTER, "the broker that decides",
+         args=of.Nothing, http=("GET", "/v1/leader"), mcp="get_leader"),
+    _row("activate_broker", WRITE, "ManageBroker", _AT_CLUSTER, "let a broker take partitions",
+         args=of.Activation, http=("POST", "/v1/brokers/{id}/activate"), mcp="activate_broker"),
+    _row("unload_broker", WRITE, "ManageBroker", _AT_CLUSTER, "move a broker's partitions away",
+         args=of.Unload, http=("POST", "/v1/brokers/{id}/unload"), mcp="unload_broker"),
+    _row("forget_broker", DESTROY, "ManageBroker", _AT_CLUSTER, "forget a broker that is gone",
+         args=of.Forget, http=("DELETE", "/v1/brokers/{id}")),
+    _row("balance", READ, "View", _AT_CLUSTER, "load of the brokers",
+         args=of.Nothing, http=("GET", "/v1/balance"), mcp="get_cluster_balance"),
+    _row("rebalance", WRITE, "ManageCluster", _AT_CLUSTER, "even out the load",
+         args=of.Rebalance, http=("POST", "/v1/rebalance"), mcp="trigger_rebalance"),
+    _row("unload_topic", WRITE, "ManageTopic", _ARGS_TOPIC, "let other brokers take a topic",
+         args=of.Topic, http=("POST", _TOPIC + "/unload"), mcp="unload_topic"),
 )  # fmt: skip
 
 NATIVE_ROWS: Final = (
@@ -584,3 +677,16 @@ FIRST_TOKEN: Final = frozenset(
         ),
     )
 )  # fmt: skip
+
+
+def row_of(op: str) -> Row:
+    """The row of an operation of ADMIN; raises InvalidArgument."""
+    row = ADMIN.get(op)
+    if row is None:
+        raise unknown(op)
+    return row
+
+
+def unknown(op: str) -> InvalidArgument:
+    """The error of an operation that is not there, or not where it was asked for."""
+    return InvalidArgument(f"operation {op[:80]!r} is not known", hint="the client may be newer")

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube.broker.operations import cluster as cluster_operations
+from danube.broker.operations.arguments import arguments_of
 from danube.cli.main import root
 from danube.cli.terminal.services import Services
 from danube.core.cluster.commands import SetBrokerMode
@@ -22,6 +23,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.placement.balance import BalanceSettings
 from danube.core.placement.load_report import LoadReport
+from danube.core.protocol.native import Admin
 from danube.errors import DanubeError, NotFound, NotLeader, Unavailable
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
@@ -57,7 +59,8 @@ class Broker:
     def cluster(self, op: str, **arguments: Any) -> Any:
         self.asked.append(op)
         answers: list[Any] = []
-        cluster_operations.TABLE[op](self, arguments, answers.append)  # type: ignore[arg-type]
+        args = arguments_of(Admin(op, "", arguments))
+        cluster_operations.TABLE[op](self, args, answers.append)  # type: ignore[arg-type]
         (answer,) = answers
         if isinstance(answer, DanubeError):
             raise answer

@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from danube.broker.operations import roles
+from danube.broker.operations.arguments import arguments_of
 from danube.broker.operations.context import Operations
 from danube.broker.operations.credentials import TABLE, TTL_S_MAX
+from danube.core.metadata.commands import Binding
+from danube.core.protocol.native import Admin
 from danube.core.security.api_keys import identity_of_key
 from danube.core.security.authority import Authority
 from danube.core.security.operations import OWN_TOKEN_TTL_S_MAX
@@ -47,7 +51,7 @@ class Bench(RoutedBench):
     def ask(self, op: str, identity: Identity | None = None, **args: Any) -> Any:  # type: ignore[override]
         operations = self.operations if identity is None else self.operations.acting_for(identity)
         answers: list[Any] = []
-        TABLE[op](operations, args, answers.append)
+        TABLE[op](operations, arguments_of(Admin(op, "", args)), answers.append)
         self.proposals.step()
         [answer] = answers
         if isinstance(answer, DanubeError):
@@ -155,15 +159,14 @@ def test_tokens_that_are_not_signed(bench: Bench) -> None:
 
 def test_can_tells_yes_or_no_and_why(bench: Bench) -> None:
     answers: list[Any] = []
-    put = {"id": "b", "principal_type": "user", "principal_name": "anna", "role_names": ["producer"]}
-    place = {"scope": "topic", "resource_name": "/default/t"}
-    roles.TABLE["put_binding"](bench.operations, {**put, **place}, answers.append)
+    bound = Binding("b", "user", "anna", ("producer",), "topic", "/default/t")
+    roles.TABLE["put_binding"](bench.operations, bound, answers.append)
     bench.proposals.step()
     yes = bench.ask("can", Identity(ANNA, "token"), permission="produce", resource_name="/default/t-part-2")
     assert yes == {
         "principal": "user:anna", "permission": "Produce", "scope": "topic", "resource_name": "/default/t",
         "allowed": True, "reason": "role producer, bound to it on topic /default/t by binding b",
-        "binding": {**put, **place, "role_names": ("producer",)},
+        "binding": msgspec.structs.asdict(bound),
         "role": "producer",
     }  # fmt: skip
     no = bench.ask("can", permission="Produce", resource_name="/default/t", principal="user:bert")
@@ -171,7 +174,7 @@ def test_can_tells_yes_or_no_and_why(bench: Bench) -> None:
     bench.ask("revoke", kind="principal", value="user:anna")
     again = bench.ask("can", permission="Lookup", resource_name="/default/t", principal="user:anna")
     assert again["allowed"], "credentials that come later are good"
-    group = {**put, "id": "g", "principal_type": "group", "principal_name": "team", **place}
+    group = msgspec.structs.replace(bound, id="g", principal_type="group", principal_name="team")
     roles.TABLE["put_binding"](bench.operations, group, answers.append)
     bench.proposals.step()
     asked = {"permission": "Produce", "resource_name": "/default/t", "principal": "user:bert"}

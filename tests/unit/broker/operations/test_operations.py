@@ -18,6 +18,7 @@ from danube.core.metadata.commands import KnowConsumer, KnownConsumer, TopicUpda
 from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from danube.core.security.arguments import Page
 from danube.errors import (
     CallerError,
     Conflict,
@@ -545,12 +546,12 @@ def test_a_subscription_names_few_consumers_and_counts_all(
 
 def test_a_page_ends_where_it_grows_large() -> None:
     rows = [f"{number:03}" for number in range(10)]
-    page = listed({"limit": 10}, rows, str, lambda row: "x" * (PAGE_BYTES // 4))
+    page = listed(Page(limit=10), rows, str, lambda row: "x" * (PAGE_BYTES // 4))
     assert isinstance(page, dict) and len(page["entries"]) == 3 and page["after"] == "002"
-    page = listed({"limit": 10, "after": "002"}, rows, str, lambda row: "x" * PAGE_BYTES)
+    page = listed(Page(limit=10, after="002"), rows, str, lambda row: "x" * PAGE_BYTES)
     assert isinstance(page, dict) and len(page["entries"]) == 1, "one at least, or it never ends"
     with pytest.raises(LimitExceeded, match="too many for one answer"):
-        listed({}, rows, str, lambda row: "x" * (ANSWER_BYTES_MAX // 4))
+        listed(Page(), rows, str, lambda row: "x" * (ANSWER_BYTES_MAX // 4))
 
 
 def test_a_service_puts_all_pages_together() -> None:

@@ -16,6 +16,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
+from danube.core.security.arguments import Page
 from danube.core.security.authority import Authority
 from danube.core.security.operations import ADMIN_ROWS, Effect, Row
 from danube.core.security.principals import Identity, Principal
@@ -36,6 +37,8 @@ BOUNDED = {
     "describe_partition.histories": "clusters that the partition was in",
     "describe_partition.unreadable": "what is damaged or lost",
     "describe_partition.damaged": "what is damaged or lost",
+    "partition_ends.holes": "what is damaged or lost",
+    "partition_ends.histories": "clusters that the partition was in",
     "describe_subscription.blocked_offsets": "the first of them",
     "describe_subscription.withheld_ranges": "the first of them",
     "describe_subscription.consumer_names": "CONSUMER_NAMES_LISTED_MAX",
@@ -51,6 +54,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "topic": {"topic": TOPIC},
     "subscription_settings": {"topic": TOPIC, "subscription": "s"},
     "describe_subscription": {"subscription": "s"},
+    "subscription_progress": {"subscription": "s"},
+    "row_mark": {"offset": 0},
     "offset_at": {"kind": "earliest"},
     "schema.get": {"subject": "one"},
     "schema.versions": {"subject": "one"},
@@ -102,6 +107,7 @@ def test_a_read_that_answers_a_list_has_pages(bench: Lists, row: Row) -> None:
     args = ARGUMENTS.get(row.name, {})
     partition = TOPIC if row.name in OWNER_OPERATIONS else ""
     whole = bench.ask(row.name, partition, **args)
+    assert issubclass(row.args, Page) == (isinstance(whole, list) or row.name == "storage_status")
     if row.name == "storage_status":
         assert [one["topic"] for one in whole["topics"]] == [TOPIC]
         assert bench.ask(row.name, limit=1) == whole and "after" not in whole

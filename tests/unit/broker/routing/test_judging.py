@@ -19,6 +19,7 @@ from danube.core.metadata.machine import Metadata
 from danube.core.metadata.policies import NamespacePolicy
 from danube.core.partition.policy import FailurePolicy, TopicPolicy
 from danube.core.protocol.native import Admin, Frame, Kind, Lookup, OpenProducer, Subscribe
+from danube.core.security.arguments import Page
 from danube.core.security.authority import EVERYBODY, Authority
 from danube.core.security.principals import INTERNAL, Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotAllowed, TopicNotFound
@@ -268,8 +269,8 @@ def test_a_page_does_not_end_at_the_name_of_what_is_hidden(court: Court) -> None
     """Else whoever sees one topic could ask for every other, page by page."""
     court.bind("viewer", "/b/seen")
     names, shows = ["a", "b", "c"], court.judging.shows(ADA, "namespaces")
-    assert listed({"limit": 1}, names, str, str, shows) == {"entries": ["b"], "after": None}
-    assert listed({"limit": 1, "prefix": "c"}, names, str, str, shows) == {"entries": [], "after": None}
+    assert listed(Page(limit=1), names, str, str, shows) == {"entries": ["b"], "after": None}
+    assert listed(Page(limit=1, prefix="c"), names, str, str, shows) == {"entries": [], "after": None}
 
 
 class Held:

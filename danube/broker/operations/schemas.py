@@ -272,7 +272,7 @@ def _summary(subject: Subject) -> dict[str, Any]:
 # -- compare ------------------------------------------------------------------------------------------
 
 
-def _check(operations: Operations, args: of.Candidate, answer: Answer) -> None:
+def _check(operations: Operations, args: of.SchemaCheck, answer: Answer) -> None:
     subject = _subject(operations, args)
     mode = Compatibility.parse(args.compatibility or subject.compatibility)
     request = _request(operations, subject, SchemaType.parse(args.schema_type), args.definition, mode)

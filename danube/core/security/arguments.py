@@ -158,7 +158,7 @@ class Versions(Page, frozen=True):
     schema_id: Count | None = None
 
 
-class Candidate(Named, frozen=True, kw_only=True):
+class SchemaCheck(Named, frozen=True, kw_only=True):
     schema_type: str
     definition: bytes = b""
     compatibility: str = ""  # the subject's

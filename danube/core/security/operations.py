@@ -471,7 +471,7 @@ ADMIN_ROWS: Final = (
          args=of.Page, http=("GET", "/v1/schemas"), mcp="list_subjects"),
     _special("schema.check", READ, "Lookup", _READABLE, "compare a definition with a subject",
              _read_schema("args.subject", "args.schema_id"),
-         args=of.Candidate, http=("POST", _SUBJECT + "/check"), mcp="check_schema_compatibility"),
+         args=of.SchemaCheck, http=("POST", _SUBJECT + "/check"), mcp="check_schema_compatibility"),
     _special("schema.diff", READ, "Lookup", _READABLE, "compare two versions",
              _read_schema("args.subject", "args.schema_id"),
          args=of.Difference, http=("GET", _SUBJECT + "/diff")),

@@ -97,7 +97,13 @@ class Site:
 
     def connect(self, token: Any, reconnect_timeout: float = 0) -> sync.Client:
         """Return a client; without a time to reconnect in, the end of its connection is an error."""
-        return sync.connect(self.broker.address, token=token, timeout=30, reconnect_timeout=reconnect_timeout)
+        return sync.connect(
+            self.broker.address,
+            token=token,
+            timeout=30,
+            connect_timeout=30,
+            reconnect_timeout=reconnect_timeout,
+        )
 
     def refuses(self, token: str) -> bool:
         try:

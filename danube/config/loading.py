@@ -107,6 +107,11 @@ class BrokerConfig:
         """Whether a port of clients speaks TLS, so that handshakes of theirs take places."""
         return bool(self.tls.cert_file or self.grpc.cert_file)
 
+    def scheme_of(self, door: str) -> str:
+        """Return how clients dial a port: https or http; ``door`` is grpc, admin or metrics."""
+        alone = {"grpc": bool(self.grpc.cert_file), "admin": self.admin.tls}.get(door, False)
+        return "https" if self.tls.cert_file or alone else "http"
+
     @property
     def audit_directory(self) -> Path:
         """Where audit files lie, whether any are written or not."""

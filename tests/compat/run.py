@@ -3,6 +3,7 @@
 The programs in ``rust``, ``go`` and ``java`` print ``ok NAME`` or ``FAIL NAME: why``, and ``# `` before what
 they measured; for ``@restart`` (``@kill``: by SIGKILL) the broker is stopped and started again and a line
 answers.  What cannot be built because a toolchain or the client itself is missing is ``skipped``.
+``--prepare LANGUAGE`` builds alone, and notes for tests what is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def rust(binary: str = "danube-compat", *options: str) -> list[str]:
     protoc = BUILD / "protoc"
     protoc.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m grpc_tools.protoc "$@"\n')
     protoc.chmod(0o755)
-    environment = {"PROTOC": str(protoc), "CARGO_TARGET_DIR": str(BUILD / "rust")}
+    environment = {"PROTOC": str(protoc), "CARGO_TARGET_DIR": str(BUILD / "rust"), "CARGO_NET_RETRY": "1"}
     build([cargo, "build", "--locked", "--quiet", "--bin", binary, *options], HERE / "rust", environment)
     return [str(BUILD / "rust" / ("release" if "--release" in options else "debug") / binary)]
 
@@ -138,6 +139,26 @@ def java_version(runtime: str) -> int:
 BUILDS: dict[str, Callable[[], list[str]]] = {"rust": rust, "go": go, "java": java}
 
 
+def prepare(language: str) -> None:
+    """Build for tests that follow; they are told what could not be had."""
+    missing = BUILD / f"{language}.missing"
+    missing.unlink(missing_ok=True)
+    try:
+        BUILDS[language]()
+    except Skipped as reason:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        missing.write_text(str(reason), encoding="utf-8")
+        say("skipped", f"{language}:", str(reason))
+
+
+def prepared(language: str) -> list[str]:
+    """Return the program's command, built unless it is; Skipped where the last attempt had to be."""
+    missing = BUILD / f"{language}.missing"
+    if missing.exists():
+        raise Skipped(missing.read_text(encoding="utf-8"))
+    return BUILDS[language]()
+
+
 # -- running ------------------------------------------------------------------------------------
 
 
@@ -152,11 +173,22 @@ def running_broker() -> Iterator[BrokerProcess]:
             process.kill()
 
 
-def run(language: str, command: list[str], broker: BrokerProcess, wanted: Sequence[str] = ()) -> bool:
-    """Print what each scenario came to; False when one failed or the program broke off."""
+def run(
+    language: str,
+    command: list[str],
+    broker: BrokerProcess,
+    wanted: Sequence[str] = (),
+    trusting: Mapping[str, str] | None = None,
+) -> bool:
+    """Print what each scenario came to; False when one failed or the program broke off.
+
+    ``trusting``: over TLS, and what the environment says of certificates and tokens.
+    """
     failed, seen = False, 0
+    scheme = "http" if trusting is None else "https"
     with subprocess.Popen(
-        [*command, f"http://{broker.grpc_address}", *wanted],
+        [*command, f"{scheme}://{broker.grpc_address}", *wanted],
+        env={**os.environ, **(trusting or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -199,12 +231,17 @@ def say(outcome: str, language: str, what: str) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    if not words or words[0] not in BUILDS:
-        print(f"usage: python -m tests.compat.run {'|'.join(BUILDS)} [SCENARIO...]", file=sys.stderr)
+    only_build = tuple(words[:1]) == ("--prepare",)
+    language, *wanted = words[only_build:] or [""]
+    if language not in BUILDS:
+        usage = f"usage: python -m tests.compat.run [--prepare] {'|'.join(BUILDS)} [SCENARIO...]"
+        print(usage, file=sys.stderr)
         return 2
-    language, *wanted = words
     BUILD.mkdir(parents=True, exist_ok=True)
     try:
+        if only_build:
+            prepare(language)
+            return 0
         command = BUILDS[language]()
     except Skipped as reason:
         say("skipped", f"{language}:", str(reason))

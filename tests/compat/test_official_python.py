@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import danube
 from tests import fork_server
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess
+from tests.compat.secured import CERTIFICATES, Secured, secured
 
 SCRIPTS = Path(__file__).parent / "python"
 OFFICIAL = Path(__file__).resolve().parents[2] / ".venv-official"
@@ -78,7 +78,7 @@ class Scenario:
     ) -> None:
         self.output_path = folder / "scenario.output"
         scheme = "http" if certificates is None else "https"
-        trusted = {} if certificates is None else {"SCENARIO_CERTIFICATES": str(certificates)}
+        trusted = {} if certificates is None else {CERTIFICATES: str(certificates)}
         self.broker = process
         topic = f"/default/{script}-{name}".replace("_", "-")
         words = [str(SCRIPTS / f"{script}.py"), name, f"{scheme}://{process.grpc_address}", topic]
@@ -230,60 +230,17 @@ def test_over_tls(over_tls: tuple[BrokerProcess, Path], tmp_path: Path, script: 
 
 # -- upstream's story: roles, bindings, and three tokens ---------------------------------------------
 
-SECRET = "a secret of thirty-two bytes, or more"
-ADMIN = "import danube.cli.upstream.admin as command; command.main()"
-
-
-def admin_command(*words: str, **environment: str) -> str:
-    """Standard output of ``danube-admin``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DANUBE_")}
-    kept |= {"PYTHONPATH": str(OFFICIAL.parent), "DANUBE_JWT_SECRET_KEY": SECRET, **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", ADMIN, *words], env=kept, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def token_of(name: str, kind: str = "service_account") -> str:
-    return admin_command("security", "tokens", "create", "--subject", name, "--type", kind, "--ttl", "1h")
-
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Path, dict[str, str]]]:
-    """A broker with TLS that asks for tokens, its certificate, and the environment of its administrator."""
-    folder = tmp_path_factory.mktemp("secured")
-    certificate, key = self_signed(folder)
-    environment = {
-        "DANUBE_TLS__CERT_FILE": str(certificate), "DANUBE_TLS__KEY_FILE": str(key),
-        "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__JWT__SECRET_KEY": SECRET,
-        "DANUBE_AUTH__SUPER_ADMINS": "user:admin",
-    }  # fmt: skip
-    with BrokerProcess(folder / "data", workers=2, environment=environment) as process:
-        admin = {
-            "DANUBE_ADMIN_ENDPOINT": f"https://{process.admin_address}", "DANUBE_ADMIN_TLS": "true",
-            "DANUBE_ADMIN_CA": str(certificate), "DANUBE_ADMIN_TOKEN": token_of("admin", "user"),
-        }  # fmt: skip
-        yield process, certificate, admin
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with secured(tmp_path_factory.mktemp("secured")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", scenarios("tokens"))
-def test_roles_bindings_and_three_tokens(
-    secured: tuple[BrokerProcess, Path, dict[str, str]], tmp_path: Path, name: str
-) -> None:
-    process, certificate, admin = secured
-    topic = f"/default/tokens-{name}".replace("_", "-")
-    admin_command("topics", "create", topic, "--dispatch-strategy", "reliable", **admin)
-    for role, permissions in (("story-writes", "Lookup,Produce"), ("story-reads", "Lookup,Consume")):
-        admin_command("security", "roles", "create", role, "--permissions", permissions, **admin)
-        place = ("--scope", "topic", "--resource", topic, "--roles", role)
-        who = ("--principal-type", "service_account", "--principal-name", role)
-        admin_command("security", "bindings", "create", f"{role}-{name}", *who, *place, **admin)
-    tokens = {
-        "SCENARIO_PRODUCER": token_of("story-writes"),
-        "SCENARIO_CONSUMER": token_of("story-reads"),
-    }
-    with started(process, "tokens", name, tmp_path, certificate, **tokens) as scenario:
+def test_roles_bindings_and_three_tokens(story: Secured, tmp_path: Path, name: str) -> None:
+    story.give(f"/default/tokens-{name}".replace("_", "-"))
+    with started(story.process, "tokens", name, tmp_path, story.authority, **story.tokens()) as scenario:
         scenario.wait()
 
 

@@ -19,6 +19,7 @@ from danube.core.protocol.native import FrameDecoder, Kind
 from danube.core.security.operations import ADMIN_ROWS
 from danube.errors import ConnectionFailed, NotAuthenticated
 from danube.host.tls import PEER_NAME, TlsFiles
+from danube.server.proto import DanubeAdmin_pb2 as admin_pb
 from tests.broker_process import BrokerProcess
 from tests.e2e.authority_cluster import NAMES, ClusterSite, ask, token_of
 from tests.e2e.authority_matrix import (
@@ -33,6 +34,7 @@ from tests.e2e.authority_matrix import (
     told,
 )
 from tests.e2e.authority_site import token
+from tests.e2e.grpc_parts import pb
 from tests.golden.authority_cases import TARGETS
 from tests.grpc_client import Disconnected
 
@@ -109,6 +111,17 @@ def at_grpc_doors(
             calls.fields += fields
             wrong += told(ours, grpc_marks(calls, ours))
     return wrong
+
+
+def test_lookups_tell_that_the_owner_speaks_tls(site: Site, door: BrokerProcess) -> None:
+    """The official Rust client speaks TLS to https alone."""
+    with site.calls(door.grpc_address, token_of("admin")) as calls:
+        found = calls.unary("Discovery/TopicLookup", pb.TopicLookupRequest(request_id=1, topic=TOPICS[0]))
+    assert found.connect_url == found.broker_url == f"https://{site.doors['owner'].grpc_address}"
+    with site.calls(door.admin_address, token_of("admin")) as calls:
+        listed = calls.admin("BrokerAdmin/ListBrokers", admin_pb.Empty()).brokers
+    assert {one.broker_addr for one in listed} == {f"https://{one.grpc_address}" for one in site.brokers}
+    assert {one.admin_addr for one in listed} == {f"https://{one.admin_address}" for one in site.brokers}
 
 
 # -- without a credential -----------------------------------------------------------------------------

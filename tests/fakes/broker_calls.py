@@ -25,6 +25,7 @@ from danube.errors import (
     SubscriptionNotFound,
     WrongState,
 )
+from danube.server.services.calls import BrokerCalls
 
 
 @dataclass
@@ -49,7 +50,7 @@ class FakeBrokerCalls:
         self.config = BrokerConfig(workers=1)
         self.broker_id = 4711
         self.workers = 1
-        self.admin_address = "127.0.0.1:50051"
+        self.admin_address = "http://127.0.0.1:50051"
         self.metrics_address = ""
         self.metadata = Metadata()
         self.clustered = False
@@ -72,8 +73,11 @@ class FakeBrokerCalls:
     def refresh(self) -> None:
         self.refreshed += 1
 
+    def url(self, door: str, address: str) -> str:
+        return BrokerCalls.url(cast(BrokerCalls, self), door, address)
+
     def address_for(self, call: Any) -> str:
-        return f"http://{call.authority}"
+        return self.url("grpc", call.authority)
 
     async def ask(self, op: str, **args: Any) -> Any:
         self.asked.append(op)

@@ -220,11 +220,9 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
 
 
 def _scheme(config: BrokerConfig, door: str) -> str:
-    encrypted = bool(config.tls.cert_file)
     if door == "native":
-        return "danube+tls://" if encrypted else "danube://"
-    alone = {"grpc": bool(config.grpc.cert_file), "admin": config.admin.tls}.get(door, False)
-    return "https://" if encrypted or alone else "http://"
+        return "danube+tls://" if config.tls.cert_file else "danube://"
+    return f"{config.scheme_of(door)}://"
 
 
 def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:

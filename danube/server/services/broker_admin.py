@@ -24,12 +24,24 @@ class BrokerAdmin:
         self._broker = broker
 
     async def list_brokers(self, request: pb.Empty, call: Call) -> pb.BrokerListResponse:
-        found = [_info(row) for row in await whole_list(self._broker.ask, "brokers") if row["alive"]]
+        rows = await whole_list(self._broker.ask, "brokers")
+        found = [self._info(row) for row in rows if row["alive"]]
         if not self._broker.clustered:  # there is only this broker, so the caller has dialled it
             for one in found:
                 one.broker_addr = self._broker.address_for(call)
-                one.admin_addr = _url(self._broker.admin_address)
+                one.admin_addr = self._broker.admin_address
         return pb.BrokerListResponse(brokers=found)
+
+    def _info(self, row: dict[str, Any]) -> pb.BrokerInfo:
+        url = self._broker.url
+        return pb.BrokerInfo(
+            broker_id=row["broker_id"],
+            broker_addr=url("grpc", row["grpc_address"]),
+            broker_role=_ROLES.get(row["role"], "None"),
+            admin_addr=url("admin", row["admin_address"]),
+            metrics_addr=url("metrics", row["metrics_address"]),
+            broker_status=row["mode"],
+        )
 
     async def get_leader_broker(self, request: pb.Empty, call: Call) -> pb.BrokerResponse:
         try:
@@ -89,17 +101,6 @@ class BrokerAdmin:
         )
 
 
-def _info(row: dict[str, Any]) -> pb.BrokerInfo:
-    return pb.BrokerInfo(
-        broker_id=row["broker_id"],
-        broker_addr=_url(row["grpc_address"]),
-        broker_role=_ROLES.get(row["role"], "None"),
-        admin_addr=_url(row["admin_address"]),
-        metrics_addr=_url(row["metrics_address"]),
-        broker_status=row["mode"],
-    )
-
-
 def _load(row: dict[str, Any]) -> pb.BrokerLoadInfo:
     return pb.BrokerLoadInfo(
         broker_id=int(row["broker_id"]),
@@ -118,7 +119,3 @@ def _move(one: dict[str, Any]) -> pb.ProposedMove:
         estimated_load=one["load"],
         reason=one["reason"],
     )
-
-
-def _url(address: str) -> str:
-    return address if not address or "://" in address else f"http://{address}"

@@ -142,7 +142,7 @@ class BrokerCalls:
         while (elsewhere := directory.elsewhere(topic_id, partition)) is not None:
             owner = directory.owner(topic_id, partition)
             if isinstance(elsewhere, OwnerMoved) and owner is not None:
-                return f"{self._scheme}://{owner.grpc_address}"
+                return self.url("grpc", owner.grpc_address)
             if asyncio.get_running_loop().time() >= deadline_s:
                 raise TopicNotFound(
                     "the topic is served by nobody now", why=elsewhere.why, hint="look it up again"
@@ -155,19 +155,21 @@ class BrokerCalls:
         cluster = self._worker.cluster
         return cluster is None or cluster.directory.elsewhere(topic_id, partition) is None
 
-    @property
-    def _scheme(self) -> str:
-        return "https" if self.config.grpc.cert_file else "http"
+    def url(self, door: str, address: str) -> str:
+        """The URL of a port of this broker or another, which are configured alike; "" of no address.
+
+        Clients take the scheme from it: the Rust client speaks TLS to https alone.
+        """
+        return address if not address or "://" in address else f"{self.config.scheme_of(door)}://{address}"
 
     def address_for(self, call: Call) -> str:
         """Return the data port's URL for this client: the advertised address, else the dialled one."""
-        config, scheme = self.config.grpc, self._scheme
-        if config.advertised:
-            return f"{scheme}://{config.advertised}"
+        if self.config.grpc.advertised:
+            return self.url("grpc", self.config.grpc.advertised)
         host, _, port = call.dialled.rpartition(":")
         if call.local_address.endswith(self._port("admin")):  # asked on the administration port
             port = self._port("grpc")[1:]
-        return f"{scheme}://{host}:{port}"
+        return self.url("grpc", f"{host}:{port}")
 
     def _port(self, door: str) -> str:
         """``:6650``"""
@@ -175,8 +177,7 @@ class BrokerCalls:
 
     @property
     def admin_address(self) -> str:
-        scheme = "https" if self.config.admin.tls else "http"
-        return f"{scheme}://{address_text(self._worker.context.listeners['admin'])}"
+        return self.url("admin", address_text(self._worker.context.listeners["admin"]))
 
 
 async def whole_list(ask: Callable[..., Awaitable[Any]], *asked: str, **args: Any) -> list[Any]:

@@ -37,6 +37,26 @@ def test_a_missing_toolchain_is_a_visible_skip(
         assert capsys.readouterr().out == f"skipped {language}: {tool} is not installed\n"
 
 
+def test_tests_are_told_what_could_not_be_prepared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "BUILD", tmp_path / "build")
+    monkeypatch.setattr(run.shutil, "which", lambda name: None)
+    assert run.main(["--prepare", "rust"]) == 0
+    assert capsys.readouterr().out == "skipped rust: cargo is not installed\n"
+    monkeypatch.setitem(run.BUILDS, "rust", lambda: ["a program"])
+    with pytest.raises(run.Skipped, match="cargo is not installed"):
+        run.prepared("rust")
+    assert run.main(["--prepare", "rust"]) == 0
+    assert run.prepared("rust") == ["a program"] and capsys.readouterr().out == ""
+
+
+def test_a_program_that_is_trusted_with_tokens_speaks_tls(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import os, sys; print('ok', sys.argv[1], os.environ['TRUSTED'])"
+    assert run.run("rust", program(text), Broker(), trusting={"TRUSTED": "x"})  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "ok rust https://127.0.0.1:1 x\n"
+
+
 def test_a_client_that_its_registry_does_not_give_is_a_skip(tmp_path: Path) -> None:
     text = "import sys; print('\\x1b[1mdial tcp: no such host\\x1b[m'); sys.exit(1)"
     with pytest.raises(run.Skipped, match=r"client: dial tcp: no such host$"):
@@ -88,5 +108,5 @@ def test_packages_of_a_jar(tmp_path: Path) -> None:
 
 
 def test_a_language_without_a_client_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["cobol"]) == run.main([]) == 2
+    assert run.main(["cobol"]) == run.main([]) == run.main(["--prepare"]) == 2
     assert "usage" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,3 +74,19 @@ def test_certificates_of_members_alone_take_no_places_for_handshakes_of_clients(
     config = load(None, {}, {**members, "cluster.seed_nodes": "127.0.0.1:1"}).config
     assert config.has_certificates and not config.serves_tls
     assert load(None, {}, {"grpc.cert_file": "c", "grpc.key_file": "k"}).config.serves_tls
+
+
+@pytest.mark.parametrize(
+    ("settings", "encrypted"),
+    [
+        ({}, ""),
+        ({"grpc.cert_file": "c", "grpc.key_file": "k"}, "grpc"),
+        ({"grpc.cert_file": "c", "grpc.key_file": "k", "admin.tls": True}, "grpc admin"),
+        ({"tls.cert_file": "c", "tls.key_file": "k"}, "grpc admin metrics"),
+    ],
+    ids=["none", "grpc", "grpc and admin", "all"],
+)
+def test_the_scheme_of_a_port_tells_whether_it_speaks_tls(settings: dict[str, Any], encrypted: str) -> None:
+    config = load(None, {}, settings).config
+    told = {door: config.scheme_of(door) for door in ("grpc", "admin", "metrics")}
+    assert told == {door: "https" if door in encrypted.split() else "http" for door in told}

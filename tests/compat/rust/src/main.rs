@@ -2,11 +2,13 @@
 //!
 //! Usage: `danube-compat URL [SCENARIO...]`.  A scenario that needs the broker restarted prints `@restart`, or
 //! `@kill` for SIGKILL to all of it, and waits for a line on standard input.  With DANUBE_COMPAT_TRACE the client's warnings go to standard error.
+//! With SCENARIO_CERTIFICATES and tokens in the environment the scenarios of tokens run, and no others.
 
 mod scenarios;
 mod schemas;
 mod sharing;
 mod steps;
+mod tokens;
 
 use std::time::Duration;
 
@@ -48,6 +50,17 @@ async fn main() {
     let wanted: Vec<String> = words.collect();
     let url = url.as_str();
     let mut failed = false;
+    if std::env::var_os(tokens::CERTIFICATES).is_some() {
+        run!(
+            failed,
+            wanted,
+            url,
+            tokens::token_roles,
+            tokens::token_refused,
+            tokens::token_supplied,
+        );
+        std::process::exit(i32::from(failed));
+    }
     run!(
         failed,
         wanted,

@@ -160,10 +160,10 @@ class NumberedProducer:
         """
         partition = self._partition(index)
         connection = self._client._live
-        if number != partition.next_sequence and self._failure is None and partition.failure is None:
-            raise InvalidArgument(
-                f"record {number} cannot follow", why=f"the next number is {partition.next_sequence}"
-            )
+        with connection.lock:
+            expected, failed = partition.next_sequence, self._failure or partition.failure
+        if number != expected and failed is None:
+            raise InvalidArgument(f"record {number} cannot follow", why=f"the next number is {expected}")
         encoded = encode(
             payloads,
             producer_name=partition.name,

@@ -18,13 +18,22 @@ from __future__ import annotations
 
 from typing import Final
 
+from danube.client.machine.ack import Ack
 from danube.client.machine.publishing import Outgoing, PartitionProducer, State
 from danube.client.machine.requests import Request
 from danube.client.machine.session import Session
 from danube.core.partition.dedup import EPOCH_AHEAD_MAX, producer_id_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
-from danube.errors import DanubeError, Fenced, InvalidArgument, NotFound, OwnerMoved, SequenceGap
+from danube.errors import (
+    DanubeError,
+    Fenced,
+    InvalidArgument,
+    NotFound,
+    OwnerMoved,
+    QuotaExceeded,
+    SequenceGap,
+)
 from danube.host.clock import wall_us
 from danube.limits import DEDUP_BATCHES_KEPT
 
@@ -50,8 +59,9 @@ def epoch_of_round(round_number: int, known_epoch: int, now_s: int) -> int:
 class NumberedPartition(PartitionProducer):
     """Sends numbered batches to one partition; ``stored`` is the number of its records of the round.
 
-    An error in the numbering ends it.  The broker knows the stored records and reports them to the next
-    process that opens under the same name and round.
+    A batch that a quota refuses is sent again under its number, and so are those behind it.  A batch that
+    fails ends the partition's work, because its number can be no other batch's.  The broker knows the stored
+    records and reports them to the next process that opens under the same name and round.
     """
 
     def __init__(
@@ -114,15 +124,26 @@ class NumberedPartition(PartitionProducer):
             self.epoch = epoch_of_round(self._round, known, wall_us() // 1_000_000)
         self._open()
 
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next batch; in a pause that a quota asked for some are out and others are not."""
+        last = [batches[-1] for batches in (self._unacked, self._queue) if batches]
+        return max((one.base_sequence + one.record_count for one in last), default=self._sent_sequence)
+
     def on_refused(self, outgoing: Outgoing, error: DanubeError) -> None:
-        """A number that is missing from the log cannot be given to another batch: this is the end."""
-        if isinstance(error, OwnerMoved | Fenced | NotFound):
+        """Handle an ERROR for this batch; it ends the work unless the batch can be sent again."""
+        follows = isinstance(error, SequenceGap) and self._state is State.RESTING
+        if follows or isinstance(error, OwnerMoved | Fenced | NotFound | QuotaExceeded):
             super().on_refused(outgoing, error)
             return
         self._unacked.remove(outgoing)
         self._settle(outgoing, None, error)
         self.session.credit.give_back(outgoing.size)
-        self._fail(error)
+
+    def _settle(self, outgoing: Outgoing, ack: Ack | None, error: DanubeError | None) -> None:
+        super()._settle(outgoing, ack, error)
+        if error is not None:
+            self._fail(error)
 
 
 def check_round(round_number: int) -> None:

@@ -189,3 +189,19 @@ def test_both_ends_outlive_a_broker_that_is_killed(broker: Callable[..., BrokerP
     assert found["payloads"] in (["after"], ["before", "after"])
     assert found["readers"] == 2  # subscribed anew: its order begins anew
     assert found["counts"]["reconnects"] >= 1
+
+
+def test_a_token_goes_to_no_other_host_in_the_clear_and_a_missing_file_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DANUBE_TOKEN", "secret")
+    monkeypatch.setenv("DANUBE_TLS_CA", "/none.pem")
+    found = run(
+        """
+for name, fields in {"other": {"grpc_broker": "192.0.2.1:1"}, "tls": {"broker": "danube+tls://h:1"}}.items():
+    plan = Plan.parse({"grpc_broker": "127.0.0.1:1", "protocol": "grpc", **fields})
+    found[name] = said(GrpcSender(plan, collector, place_of(), "p").open)
+"""
+    )
+    assert str(found["other"]).startswith("InvalidArgument: the token is not sent"), found
+    assert str(found["tls"]).startswith("InvalidArgument: /none.pem cannot be read"), found

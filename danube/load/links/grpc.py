@@ -14,8 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from danube.client.machine.tls import SCHEME, TlsOptions
+from danube.client.records.tokens import token_source
+from danube.config.exposure import loopback
 from danube.core.batch.columns import key_partitions
-from danube.errors import ClosedError, DanubeError
+from danube.errors import ClosedError, DanubeError, InvalidArgument
 from danube.host.clock import wall_us
 from danube.load.collector import Collector, Reader
 from danube.load.links.grpc_client import AGAIN, GrpcAnswer, GrpcCalls, GrpcStream
@@ -49,7 +52,16 @@ class _User:
         self._requests = 0
 
     def open(self) -> None:
-        self._calls = GrpcCalls(self._plan.grpc_broker)
+        """Connect, with TLS where the native address asks for it; the token is read once for each user."""
+        secured, address = self._plan.broker.startswith(SCHEME), self._plan.grpc_broker
+        token = token_source()()
+        if token and not secured and not loopback(address.rpartition(":")[0].strip("[]")):
+            raise InvalidArgument(
+                "the token is not sent over a connection that others can read",
+                why=f"{address} is on another host, and the connection has no TLS",
+                hint="give --broker an address that begins with danube+tls://",
+            )
+        self._calls = GrpcCalls(address, TlsOptions.from_environment() if secured else None, token)
 
     def _call(self, method: str, request: Any, reply: Any) -> Any:
         if self._calls is None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
 
+from danube.client.machine.tls import TlsOptions
 from danube.errors import (
     ClosedError,
     Conflict,
@@ -145,14 +147,31 @@ def _under_gevent() -> Any:
     return get_hub().threadpool
 
 
+def _secure_channel(address: str, tls: TlsOptions) -> grpc.Channel:
+    """Raises InvalidArgument for a file that cannot be read."""
+    named = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
+    credentials = grpc.ssl_channel_credentials(*map(_content, (tls.ca_file, tls.key_file, tls.cert_file)))
+    return grpc.secure_channel(address, credentials, (*_OF_A_USER, *named))
+
+
+def _content(file: str) -> bytes | None:
+    try:
+        return Path(file).read_bytes() if file else None
+    except OSError as error:
+        raise InvalidArgument(f"{file} cannot be read", why=error.strerror or str(error)) from None
+
+
 class GrpcCalls(GrpcChannel):
     """The connection of one user.  Every call blocks the greenlet that makes it and no other."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: TlsOptions | None = None, token: str = "") -> None:
+        """``tls`` None: a plain connection."""
+        metadata = [("authorization", f"Bearer {token}")] if token else []
+        channel = grpc.insecure_channel(address, _OF_A_USER) if tls is None else _secure_channel(address, tls)
         self._pool = _under_gevent()
         if self._pool is not None:
             self._pool.maxsize += THREADS_PER_CHANNEL
-        super().__init__(grpc.insecure_channel(address, _OF_A_USER))
+        super().__init__(channel, metadata)
 
     def close(self) -> None:
         super().close()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from danube.core.security.arguments import Page
 
 _T = TypeVar("_T")
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 _Policy = TypeVar("_Policy", TopicPolicy, NamespacePolicy)
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -34,8 +35,7 @@ def arguments_of(request: Admin) -> Any:
     row = row_of(request.op)
     kept = _unset(row.args)
     given = {name: value for name, value in request.args.items() if value is not None or name in kept}
-    takes = ", ".join(row.args.__struct_fields__)
-    return struct_of(given, row.args, f"{request.op}: the arguments", f"it takes {takes}" if takes else "")
+    return _struct_of(given, row.args, f"{request.op}: the arguments")
 
 
 @cache
@@ -44,24 +44,25 @@ def _unset(cls: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(one.name for one in msgspec.structs.fields(cls) if one.default is msgspec.UNSET)
 
 
-def struct_of(value: Any, cls: type[_T], what: str, hint: str = "") -> _T:
+def _struct_of(value: dict[str, Any], cls: type[_Struct], what: str) -> _Struct:
     """A map as a struct; raises InvalidArgument if its fields do not fit."""
     try:
         return msgspec.convert(value, cls, builtin_types=(bytes,))  # a text is no bytes
     except msgspec.ValidationError as error:
-        raise InvalidArgument(f"{what} cannot be read", why=str(error), hint=hint) from None
+        raise InvalidArgument(f"{what} cannot be read", why=str(error), hint=_taken(cls)) from None
+
+
+def _taken(cls: type[msgspec.Struct]) -> str:
+    return f"it takes {', '.join(cls.__struct_fields__)}"
 
 
 def changed(present: _Policy, asked: dict[str, Any]) -> _Policy:
     """The present policy with the asked fields; unknown fields and impossible values are refused."""
     cls = type(present)
     if unknown := set(asked) - set(cls.__struct_fields__):
-        raise InvalidArgument(
-            f"policy has unknown fields: {', '.join(sorted(unknown))}",
-            hint=f"it has {', '.join(cls.__struct_fields__)}",
-        )
+        raise InvalidArgument(f"policy has unknown fields: {', '.join(sorted(unknown))}", hint=_taken(cls))
     given = {name: value for name, value in asked.items() if value is not None}
-    policy = struct_of(msgspec.to_builtins(present) | given, cls, "policy")
+    policy = _struct_of(msgspec.to_builtins(present) | given, cls, "policy")
     policy.check()
     return policy
 

@@ -19,6 +19,7 @@ from tests.broker_process import die_with_parent, free_port
 from tests.spark.conftest import TUNING, why_not
 from tests.spark.drivers import shell_environment, spark_home, submit, wait_for_driver
 from tests.spark.stored_history import stored_topic
+from tests.spark.test_secured import Secured
 
 pytestmark = pytest.mark.slow
 
@@ -97,3 +98,36 @@ def test_a_submitted_driver_reads_checks_and_exports_on_the_cluster(cluster: Clu
         for offset in pq.read_table(path, partitioning=None)["offset"].to_pylist()
     ]
     assert sorted(offsets) == list(range(RECORDS))
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from danube.spark import session
+url, ca, topic, answer = sys.argv[1:]
+spark = session("secured")
+rows = spark.read.format("danube").options(broker=url, tlsCa=ca, topic=topic, minPartitions="2").load()
+Path(answer).write_text(str(rows.count()))
+spark.stop()
+"""
+
+
+def test_executors_get_the_token_that_only_the_driver_s_environment_names(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """All records come from the broker, so each task has to be let in; the cluster's worker runs already."""
+    site = Secured(tmp_path)
+    try:
+        with site.admin.producer(TOPIC, partitions=2) as producer:
+            producer.send_many([b"x"] * 100)
+        script, answer = tmp_path / "counting.py", tmp_path / "answer"
+        script.write_text(COUNTING)
+        done = submit(
+            "--master", cluster.url, "--conf", f"spark.executor.extraJavaOptions={TUNING}",
+            str(script), site.url, site.ca, TOPIC, str(answer), DANUBE_TOKEN_FILE=str(tmp_path / "consumer"),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert answer.read_text() == "100"
+        assert (tmp_path / "consumer").read_text() not in done.stdout + done.stderr
+    finally:
+        site.close()

@@ -15,8 +15,8 @@ from danube.config.auth import AuthConfig, credentials_of, keys_of, with_keys
 from danube.core.metadata.credentials import descent_from, exchanged_token_id
 from danube.core.security.api_keys import identity_of_key, looks_like_api_key
 from danube.core.security.authority import EVERYBODY, Authority, super_admins_of
-from danube.core.security.principals import ANONYMOUS, Identity
-from danube.errors import ConfigInvalid, IssuerUnavailable, NotAuthenticated, TokenExpired
+from danube.core.security.principals import ANONYMOUS, Identity, Principal
+from danube.errors import ConfigInvalid, IssuerUnavailable, NotAuthenticated, TokenExpired, Unavailable
 from danube.host import clock, telemetry
 from danube.host.renewal import Renewal
 
@@ -87,6 +87,8 @@ class Admission:
         self.credentials = credentials
         self._failures_per_minute = failures_per_minute
         self._now_ns = now_ns
+        self.rights_known: Callable[[], bool] = _always  # False: only super admins come in
+        self.super_admins: frozenset[Principal] = frozenset()
         self.on_admitted: Callable[[Identity], None] = _unnoticed
         self.on_refused: Callable[[Identity, str, int, str], None] = _untold  # who, from where, code, why
         self._failures: OrderedDict[str, tuple[int, int]] = OrderedDict()  # since when, and how many
@@ -103,7 +105,8 @@ class Admission:
     def admit(self, token: str, source: str, certificate: bytes = b"") -> Identity:
         """Return who holds the token, or the client certificate (DER) that TLS has verified.
 
-        Raises NotAuthenticated, TokenExpired or IssuerUnavailable, to be told after pause_s().
+        Raises NotAuthenticated, TokenExpired or IssuerUnavailable, to be told after pause_s(); Unavailable
+        where the broker is cut off from its cluster, as it does not hear then what is taken away.
         """
         if not token and not certificate:
             self._failed(source, NotAuthenticated.code, "no credential was given")
@@ -116,6 +119,12 @@ class Admission:
         if why := self._why_revoked(identity):
             self._failed(source, NotAuthenticated.code, why, identity)
             raise refused(why)
+        if not self.rights_known() and identity.principal not in self.super_admins:
+            raise Unavailable(
+                "this broker cannot tell who may do what",
+                why="it has not heard from its cluster for a while",
+                hint="ask another broker, or wait until this one is back",
+            )
         self.on_admitted(identity)
         return identity
 
@@ -195,6 +204,10 @@ def _unnoticed(identity: Identity) -> None:
     pass
 
 
+def _always() -> bool:
+    return True
+
+
 def _untold(identity: Identity, source: str, code: int, why: str) -> None:
     pass
 
@@ -214,6 +227,7 @@ def admission_of(config: BrokerConfig, access: Callable[[], Access]) -> Admissio
     keys = TokenKeys(auth, short_allowed=config.only_this_host)
     credentials = credentials_of(auth, keys.made)
     admission = Admission(credentials, access, failures_per_minute=auth.failures_per_minute, keys=keys)
+    admission.super_admins = super_admins_of(auth.super_admin_names)
     admission.open()
     return admission
 

@@ -63,6 +63,7 @@ class Counter(IntEnum):
     DEAD_LETTERS_REFUSED = 41  # attempts; each record is tried again
     KEYS_RELOAD_FAILED = 42  # 1 while keys of tokens cannot be loaded, and the former ones are in use
     KEYS_RELOADS = 43  # how often changed keys came into use
+    RIGHTS_UNKNOWN = 44  # 1 while the cluster is not heard for so long that nobody's rights are known
 
 
 class State(IntEnum):
@@ -85,6 +86,7 @@ GAUGES: Final = (
     Counter.BACKLOG_RECORDS,
     Counter.TLS_RELOAD_FAILED,
     Counter.KEYS_RELOAD_FAILED,
+    Counter.RIGHTS_UNKNOWN,
 )
 
 if len(Counter) * 8 > COUNTER_BLOCK_BYTES:

@@ -20,8 +20,9 @@ from danube import sync
 from danube.core.security.principals import Principal
 from danube.errors import DanubeError, NotAllowed, NotAuthenticated, NotFound, Unavailable
 from danube.host import clock
-from tests.broker_process import wait_until
-from tests.e2e.authority_cluster import ClusterSite, ask
+from danube.server.proto import DanubeAdmin_pb2 as admin_pb
+from tests.broker_process import BrokerProcess, wait_until
+from tests.e2e.authority_cluster import ClusterSite, ask, bind, token_of
 from tests.e2e.authority_site import CREDENTIALS
 from tests.e2e.grpc_parts import DENIED, UNAUTHENTICATED, UNAVAILABLE, DanubeCalls
 from tests.grpc_client import Disconnected, GrpcError, Stream
@@ -29,6 +30,7 @@ from tests.grpc_client import Disconnected, GrpcError, Stream
 GENEROUS_S = 60.0  # a right ends within 5 s; a slow machine, or one without a controller, gets more
 ENDS = (NotAllowed, NotAuthenticated)
 TOPICS_MAX = 12
+CUT_OFF = "this broker cannot tell who may do what"
 CONTROLLER = "danube-controller"[:15].removeprefix("danube-")  # as far as the kernel keeps a name
 
 
@@ -284,3 +286,42 @@ def test_nothing_comes_back_with_brokers_that_were_killed(site: Site) -> None:
             broker.kill()
         site.cluster.start(killed)
         stays_refused(site, site.taken, lambda: True)
+
+
+def test_a_broker_that_is_cut_off_lets_in_super_admins_alone(site: Site) -> None:
+    """It does not hear what is taken back, so it believes for some seconds only what it knows of rights."""
+    with site.administrator() as client:
+        bind(client, "looks", "viewer", "cluster", "")
+    site.wait_known()
+    alone, others = site.brokers[2], site.brokers[:2]
+    for broker in others:
+        broker.kill()
+    answered: list[DanubeCalls] = []
+    wait_until(lambda: _looks(site, alone, answered) == CUT_OFF, GENEROUS_S, "it lets nobody in")
+    with pytest.raises(Disconnected):  # who was let in the moment before
+        answered[-1].wait(lambda: False, GENEROUS_S)
+    with pytest.raises(Unavailable):
+        site.connect(alone, token_of("looks"), timeout_s=2).open()
+    with site.administrator(alone) as client:
+        assert ask(client, "status")
+    site.cluster.start(others)
+    wait_until(lambda: _looks(site, alone, answered) == "", GENEROUS_S, "it lets in whom it let in before")
+    answered[-1].close()
+
+
+def _looks(site: Site, broker: BrokerProcess, answered: list[DanubeCalls]) -> str:
+    """What a viewer is told at the administration port; "" for an answer, and the connection is kept."""
+    try:
+        calls = site.calls(broker.admin_address, token_of("looks"))
+    except OSError as error:
+        return str(error)
+    try:
+        calls.admin("BrokerAdmin/ListNamespaces", admin_pb.Empty())
+    except (GrpcError, Disconnected) as error:
+        calls.close()
+        assert isinstance(error, Disconnected) or error.code == UNAVAILABLE, error
+        return getattr(error, "message", "").partition(":")[0] or "disconnected"
+    for earlier in answered:
+        earlier.close()
+    answered[:] = [calls]
+    return ""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import Change, TopicRecord
     from danube.core.protocol.native import Frame
 
+RIGHTS_KEPT_NS: Final = 10_000_000_000  # for so long after a lease rights are judged by what is known of them
 
 _FOLLOW: Final = pack_frame(LinkKind.MESSAGE)
 
@@ -93,6 +94,7 @@ class ClusterParts:
         tls: PeerTls | None = None,
     ) -> None:
         self._lease = lease
+        self._began_ns = clock.elapsed_ns()
         self._worker = context.worker
         self._home = own_address(context.listeners["native"])
         self.broker_id = broker_id(context.settings.data_dir, clustered=True)
@@ -108,6 +110,14 @@ class ClusterParts:
     def metadata_whole(self) -> bool:
         """Return whether the host's copy has all metadata from before this broker's registration."""
         return 0 < self._lease.registration <= self.directory.version
+
+    @property
+    def rights_known(self) -> bool:
+        """Return whether this host has heard from its cluster lately, and so of rights that are taken away.
+
+        Before the first lease the start counts.
+        """
+        return clock.elapsed_ns() < (self._lease.end_ns or self._began_ns) + RIGHTS_KEPT_NS
 
     def make_shard(self, silence: Callable[[], None], **parts: Any) -> ClusterShard:
         """Make the worker's shard; ``silence`` drops all connections with their unsent output."""

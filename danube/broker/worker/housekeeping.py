@@ -83,6 +83,7 @@ class Housekeeping:
         self._worker = worker
         self._stopped = False
         self._found: dict[str, int] = {}  # topic ids of partitions on disk that are not opened yet, by name
+        self._rights_unknown = False
         self._sync_s = worker.config.wal.sync_interval_ms / 1000
 
     def start(self) -> None:
@@ -141,6 +142,7 @@ class Housekeeping:
         self._look_at_keys()
         worker.refresh_metadata()
         worker.recall.look()
+        self._look_at_rights()
         worker.shard.storage.sync_cursors()
         worker.shard.second()
         if worker.audit is not None:
@@ -157,6 +159,22 @@ class Housekeeping:
         watch.look(reloads.count)
         worker.counters.block.put(Counter.TLS_RELOAD_FAILED, int(watch.failed))
         worker.counters.block.put(Counter.TLS_RELOADS, watch.renewed_count)
+
+    def _look_at_rights(self) -> None:
+        """End all connections once the broker is cut off for so long that it knows nobody's rights."""
+        worker = self._worker
+        if worker.admission is None:
+            return
+        unknown = not worker.admission.rights_known()
+        if unknown and not self._rights_unknown:
+            _log.warning(
+                "nobody but super admins is let in: the cluster is not heard, nor what it takes back",
+                hint="see why this broker does not reach most of the others",
+            )
+            for door in worker.doors.values():
+                door.abort_all()
+        self._rights_unknown = unknown
+        worker.counters.block.put(Counter.RIGHTS_UNKNOWN, int(unknown))
 
     def _look_at_keys(self) -> None:
         worker = self._worker

@@ -168,6 +168,8 @@ class Worker:
             refresh=self.refresh_metadata, committed=self.metadata_changed,
         )  # fmt: skip
         admission.on_admitted = handing_over.admitted
+        if (cluster := self.cluster) is not None:
+            admission.rights_known = lambda: cluster.rights_known
         if self.audit is not None:
             admission.on_refused = self.audit.refused
 

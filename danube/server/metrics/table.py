@@ -91,6 +91,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "danube_auth_keys_reload_failed", "gauge", (),
         "1 while changed keys of tokens, or their list, cannot be used and the former ones stay, else 0.",
     ),
+    Family(
+        "danube_auth_rights_unknown", "gauge", (),
+        "1 while the broker is cut off from its cluster for so long that it lets nobody in, else 0.",
+    ),
     Family("danube_storage_tiered", "gauge", (), "1 with an object store, 0 without one."),
     Family(
         "danube_storage_pending_bytes", "gauge", TOPIC,

@@ -106,6 +106,8 @@ def _of_the_broker(observed: Observed) -> dict[str, list[Series]]:
     found["danube_tls_reload_failed"] = _one(failed)
     failed = any(one["keys_reload_failed"] for one in observed.counters)
     found["danube_auth_keys_reload_failed"] = _one(failed)
+    unknown = any(one["rights_unknown"] for one in observed.counters)
+    found["danube_auth_rights_unknown"] = _one(unknown)
     for counter, family in table.COUNTED.items():
         found[family.name] = _one(sum(one[counter.name.lower()] for one in observed.counters))
     if observed.measured.topic_count is not None:

@@ -11,7 +11,7 @@ from danube.core.metadata.commands import ApiKey, DeleteApiKey, PutApiKey, Revoc
 from danube.core.metadata.machine import Metadata
 from danube.core.security.api_keys import api_key_text, hash_of_key
 from danube.core.security.principals import Principal
-from danube.errors import IssuerUnavailable, NotAuthenticated, TokenExpired
+from danube.errors import IssuerUnavailable, NotAuthenticated, TokenExpired, Unavailable
 from danube.host.credentials import Credentials, Provider, secret_key
 
 NOW_US = 1_700_000_000_000_000
@@ -45,6 +45,21 @@ def signed(name: str = "app", **claims: object) -> str:
 
 def test_a_token_names_its_holder(entrance: Entrance) -> None:
     assert entrance.admission.admit(signed(), "a").principal == Principal("service_account", "app")
+
+
+def test_a_broker_that_is_cut_off_lets_in_super_admins_alone(entrance: Entrance) -> None:
+    noticed: list[str] = []
+    admission = entrance.admission
+    admission.on_admitted = lambda identity: noticed.append(str(identity.principal))
+    admission.super_admins = frozenset({Principal("service_account", "root")})
+    admission.rights_known = lambda: False
+    with pytest.raises(Unavailable, match="cannot tell who may do what") as caught:
+        admission.admit(signed(), "a")
+    assert caught.value.retryable and noticed == []
+    entrance.refused("x")
+    assert admission.admit(signed("root"), "a").principal.name == "root"
+    admission.rights_known = lambda: True
+    assert admission.admit(signed(), "a").principal.name == "app"
 
 
 def test_who_is_admitted_is_noticed_and_who_is_refused_is_not(entrance: Entrance) -> None:

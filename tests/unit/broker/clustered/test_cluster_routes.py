@@ -12,7 +12,7 @@ import pytest
 
 from danube.broker.clustered.directory import Directory
 from danube.broker.clustered.parked import WAIT_NS, Parked
-from danube.broker.clustered.parts import OtherBrokers
+from danube.broker.clustered.parts import RIGHTS_KEPT_NS, ClusterParts, OtherBrokers
 from danube.broker.clustered.peers import Peers
 from danube.broker.operations.context import Answer
 from danube.broker.processes.lease import SharedLease
@@ -298,6 +298,21 @@ def test_a_request_goes_on_with_who_asked_and_the_groups(
     assert peers.forward(OwnerMoved("elsewhere", address="b2:1"), request_of, lambda value: None, asking)
     assert [(one.on_behalf, one.groups, one.forwarded) for one in sent] == [(*told, True)]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent[0]), type=Admin) == sent[0]
+
+
+def test_rights_are_known_for_some_seconds_after_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [5]
+    monkeypatch.setattr(clock, "elapsed_ns", lambda: now_ns[0])
+    cluster, lease = ClusterParts.__new__(ClusterParts), SharedLease()
+    cluster._lease, cluster._began_ns = lease, 5
+    for since_ns in (5, 1_000):
+        now_ns[0] = since_ns + RIGHTS_KEPT_NS - 1
+        assert cluster.rights_known
+        now_ns[0] += 1
+        assert not cluster.rights_known, "the start counts until there is a lease"
+        lease.extend(1_000)
+    lease.extend(now_ns[0])
+    assert cluster.rights_known
 
 
 def test_the_lease_that_processes_share() -> None:

@@ -183,3 +183,21 @@ def test_a_round_of_retention_leaves_the_loop_to_others_between_its_parts(
     site.housekeeping.stop()
     site.run_later()
     assert site.waiting == [] and backlogs == [30]
+
+
+def test_connections_end_once_where_rights_are_no_longer_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, known, ended, told = Site(tmp_path), [True], [], []
+    worker = cast(Any, site)
+    worker.admission = SimpleNamespace(rights_known=lambda: known[0])
+    worker.doors = {"native": SimpleNamespace(abort_all=lambda: ended.append("native"))}
+    worker.counters = SimpleNamespace(block=SimpleNamespace(put=lambda counter, value: told.append(value)))
+    for now in (True, False, False, True, False):
+        known[0] = now
+        site.housekeeping._look_at_rights()
+    assert told == [0, 1, 1, 0, 1] and ended == ["native", "native"]
+    assert "nobody but super admins is let in" in caplog.text
+    worker.admission = None
+    site.housekeeping._look_at_rights()
+    assert len(told) == 5

@@ -55,6 +55,9 @@ COMMANDS = {
     "security": Entry(
         "danube.cli.security.access:security", "Say who may do what; keys, tokens and revocations."
     ),
+    "doctor": Entry(
+        "danube.cli.security.doctor:doctor", "Check how well a running broker of this host is secured."
+    ),
     "certs": Entry("danube.cli.security.certs:certs", "Make, show and check certificates."),
     "context": Entry(
         "danube.cli.security.context:context", "Keep brokers, and what they are shown, by name."

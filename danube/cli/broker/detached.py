@@ -60,11 +60,15 @@ def start_detached(loaded: Loaded) -> Started:
 def _append_to(output: Path) -> BinaryIO:
     try:
         output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return output.open("ab")
+        return open(output, "ab", opener=_private)
     except OSError as error:
         raise StorageFailed(
             f"{output} cannot be written", why=error.strerror or str(error), hint="choose another --data-dir"
         ) from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _kept(file: Path | None) -> Path | None:

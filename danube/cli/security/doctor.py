@@ -25,7 +25,7 @@ BUILT_IN: Final = "built in"
 
 
 class Patient(NamedTuple):
-    """What was seen of a broker; ``configured`` is as `danube start` would read it now."""
+    """Facts of a broker that were seen; ``configured`` is as `danube start` would read it now."""
 
     configured: BrokerConfig
     ports: list[Port]

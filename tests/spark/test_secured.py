@@ -11,6 +11,7 @@ import pytest
 from danube import sync
 from danube.client.blocking.client import Client
 from danube.client.machine.tls import TlsOptions
+from danube.errors import DanubeError
 from tests.broker_process import BrokerProcess
 from tests.certificates import Authority
 from tests.e2e.authority_site import ENVIRONMENT, root, token
@@ -118,6 +119,20 @@ def test_jobs_read_and_write_with_one_role_each(spark: Any, site: Secured, tmp_p
     given = site.options("consumer", topic=TOPIC, storage=str(site.broker.data_dir), target=str(lake))
     export.run(given, spark)
     assert spark.read.parquet(str(lake / "default.orders")).count() == RECORDS
+
+
+def test_a_replay_into_a_topic_without_the_right_stores_nothing(
+    spark: Any, site: Secured, tmp_path: Path
+) -> None:
+    """Whoever may read the source, and the disk that it lies on, may not write for that."""
+    site.admin.admin.create_topic("/default/denied", partitions=2)
+    given = {
+        **site.options("consumer", to=site.url, toTopic="/default/denied", topic=TOPIC),
+        "storage": str(site.broker.data_dir), "state": str(tmp_path / "state"),
+    }  # fmt: skip
+    with pytest.raises(DanubeError, match="service_account:consumer has no permission"):
+        replay.run(given, spark)
+    assert site.stored("/default/denied") == 0
 
 
 def test_a_token_of_the_wrong_role_is_refused_in_words(spark: Any, site: Secured) -> None:

@@ -9,6 +9,7 @@ another is published, received and acknowledged; the workers' processor time for
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from danube.load.links.grpc_client import GrpcChannel
 from danube.server.proto import DanubeApi_pb2 as api
 from perf.compare.processes import cpu_seconds
 from perf.turns import ROOT, Bench, Plan, Skipped
+from tests.broker_process import BrokerProcess
 from tests.compat import run as compat
 
 IN_FLIGHT = 64
@@ -37,13 +39,15 @@ CALLS_S_MIN = 60_000  # of each worker
 WARM = 200
 MESSAGES_S_MIN = 3_000
 WORKER_US_MAX = 250
+TOKEN_US_MAX = 1.0  # more a call where a token is asked for
 
 
 class GrpcBench:
     """What the three workloads share: the compiled client, and topics with their files."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, broker: BrokerProcess | None = None) -> None:
         self.bench = bench
+        self.broker = broker or bench.broker
         self.settings = bench.settings
         self.client = compiled_client(self.settings.directory)
 
@@ -52,12 +56,14 @@ class GrpcBench:
 
     def opened(self, opening: Opening) -> dict[str, Any]:
         """A fresh topic with a producer or consumer on it, and its message in a file."""
-        options = self.bench.options()
+        elsewhere = self.broker is not self.bench.broker
+        options = {**self.bench.options(keep=elsewhere), "url": self.broker.address}
         topic, level = options["topic"], options["durability"]
         with sync.connect(options["url"]) as client:
             client.admin.create_topic(topic, reliable=level != "memory", durability=level)
             topic_id = client.admin.describe_topic(topic).topic.topic_id
-        with closing(open_channel(Endpoint(self.bench.broker.grpc_address))) as channel:
+        door = Endpoint(self.broker.grpc_address, token=os.environ.get("DANUBE_TOKEN", ""))
+        with closing(open_channel(door)) as channel:
             data = opening(channel, options).SerializeToString()
         file = self.settings.directory / topic.rsplit("/", 1)[1]
         file.write_bytes(b"\0" + len(data).to_bytes(4, "big") + data)  # as gRPC puts it into DATA
@@ -224,6 +230,25 @@ def latency(bench: Bench) -> Plan:
         target="p50 <= 2 x the ping-pong on uvloop",
         details={"in_flight": 1},
     )
+
+
+def auth(bench: Bench) -> Plan:
+    """What SendMessage takes of the worker where it asks for a token, against where it asks nobody."""
+    asks, open_to_all = GrpcBench(bench, bench.asking()), GrpcBench(bench)
+    count = asks.count(CALLS)
+
+    def spent_us(door: GrpcBench) -> float:
+        options = door.opened(producer)
+        before = cpu_seconds(door.broker.worker_pids)
+        found = door.run_client("send", door.broker.grpc_port, SEND_PATH, options["file"], count, IN_FLIGHT)
+        if found["ok"] != count:
+            raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")
+        return (cpu_seconds(door.broker.worker_pids) - before) / count * 1e6
+
+    return Plan(
+        floor=lambda: spent_us(open_to_all), danube=lambda: spent_us(asks), unit="us of a worker a call",
+        within=TOKEN_US_MAX, target=f"<= {TOKEN_US_MAX:.0f} us more than `none`",
+    )  # fmt: skip
 
 
 # -- the official Rust client ---------------------------------------------------------------------------

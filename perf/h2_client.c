@@ -4,6 +4,8 @@
  *   h2_client consume HOST PORT FILE SUBSCRIPTION COUNT        ReceiveMessages (FILE: framed ReceiveRequest),
  *                                                              one Ack call for each message, COUNT of them
  *
+ * With DANUBE_TOKEN in the environment each call of `send` bears it.
+ *
  * Each role prints one line of JSON.  A call counts as "ok" when its trailers hold grpc-status 0 as plain
  * text, as Danube writes them; other servers may compress it, and then only "ended" means something.  The
  * process ends with 1 and a sentence on stderr when the server does what a measurement cannot use.
@@ -25,7 +27,7 @@
 
 enum { DATA = 0, HEADERS = 1, RST_STREAM = 3, SETTINGS = 4, PING = 6, GOAWAY = 7, WINDOW_UPDATE = 8 };
 enum { END_STREAM = 1, ACKNOWLEDGE = 1, END_HEADERS = 4, PADDED = 8, PRIORITY = 32 };
-enum { FRAME_HEAD = 9, INPUT_BYTES = 1 << 20, OUTPUT_BYTES = 4 << 20, BLOCK_BYTES = 512, SILENCE_MS = 20000 };
+enum { FRAME_HEAD = 9, INPUT_BYTES = 1 << 20, OUTPUT_BYTES = 4 << 20, BLOCK_BYTES = 1024, SILENCE_MS = 20000 };
 enum { STREAM_WINDOW = 4 << 20, CONNECTION_WINDOW = 16 << 20, MESSAGE_BYTES = 16 << 20, ID_BYTES = 512 };
 #define OK_TRAILER "grpc-status\x01" "0"
 
@@ -123,16 +125,20 @@ static void write_output(void) {
 /* -- header blocks ------------------------------------------------------------------------------------ */
 
 static void add_string(struct block *block, const char *text) {
-    size_t size = strlen(text);
-    if (size > 120) fail("a header is too long for this client", (long)size);
-    block->bytes[block->size++] = (uint8_t)size;
+    size_t size = strlen(text), rest = size - 127; /* 7 bits hold a length below 127: RFC 7541, 5.1 */
+    if (size > BLOCK_BYTES) fail("a header is too long for this client", (long)size);
+    block->bytes[block->size++] = (uint8_t)(size < 127 ? size : 127);
+    for (; size >= 127 && rest >= 128; rest >>= 7) block->bytes[block->size++] = (uint8_t)(rest | 128);
+    if (size >= 127) block->bytes[block->size++] = (uint8_t)rest;
     memcpy(block->bytes + block->size, text, size);
     block->size += size;
 }
 
-/* Literals with indexing; afterwards te, content-type, authority and path are 62, 63, 64 and 65. */
+/* Literals with indexing; afterwards te, content-type, authority and path are 62 to 65, behind a token 63 to 66. */
 static void make_blocks(const char *path, const char *authority) {
-    static const uint8_t later[] = {0x83, 0x86, 0xC1, 0xC0, 0xBF, 0xBE};
+    static const uint8_t later[] = {0xC2, 0xC1, 0xC0, 0xBF, 0xBE};
+    const char *token = getenv("DANUBE_TOKEN");
+    char bearer[BLOCK_BYTES];
     struct block *block = &first_block;
     block->bytes[block->size++] = 0x83; /* :method POST */
     block->bytes[block->size++] = 0x86; /* :scheme http */
@@ -145,8 +151,15 @@ static void make_blocks(const char *path, const char *authority) {
     block->bytes[block->size++] = 0x40;
     add_string(block, "te");
     add_string(block, "trailers");
-    memcpy(later_block.bytes, later, sizeof later);
-    later_block.size = sizeof later;
+    if (token) {
+        if (snprintf(bearer, sizeof bearer, "Bearer %s", token) >= (int)sizeof bearer)
+            fail("the token is too long for this client", (long)strlen(token));
+        block->bytes[block->size++] = 0x57; /* authorization */
+        add_string(block, bearer);
+    }
+    later_block.size = 2 + sizeof later - !token;
+    memcpy(later_block.bytes, block->bytes, 2);
+    memcpy(later_block.bytes + 2, later + !token, sizeof later - !token);
 }
 
 /* The first Ack puts its path into the table: path 62, te 63, content-type 64, authority 65. */

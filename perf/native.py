@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 from perf.turns import GIB, Bench, Plan, per_second
 from tests.broker_process import BrokerProcess
-from tests.e2e.authority_site import ENVIRONMENT, root
 
 PUBLISH_MIN = {("written", 100): 4_000_000, ("fsync", 100): 2_000_000}
 PUBLISH_RATIO_MIN = 0.5
@@ -208,19 +206,10 @@ def remote(bench: Bench) -> Plan:
     )  # fmt: skip
 
 
-def _forget_token() -> None:
-    os.environ.pop("DANUBE_TOKEN", None)
-
-
 def auth(bench: Bench) -> Plan:
     """send_many to a broker that asks for a token, against one that asks nobody and has the same load."""
     sent = bench.settings.sent(bench.settings.batches(GIB // 2))
-    place = bench.settings.directory / "asks"
-    asks = bench.closing(
-        BrokerProcess(place, workers=bench.settings.workers, environment=ENVIRONMENT)
-    ).start()
-    os.environ["DANUBE_TOKEN"] = root()  # of all loads; who asks nobody does not look at it
-    bench.on_close(_forget_token)
+    asks = bench.asking()
 
     def asked() -> float:
         options = bench.options(keep=True, url=asks.address, **sent)

@@ -67,6 +67,8 @@ ROWS: tuple[Row, ...] = (
         each(workers=(2,))),
     Row("grpc-publish", GRPC, "perf.grpc_door:publish", "SendMessage, 64 in flight", each(), _GRPC),
     Row("grpc-receive", GRPC, "perf.grpc_door:receive", "ReceiveMessages, each message acked", each(), _GRPC),
+    Row("grpc-auth", GRPC, "perf.grpc_door:auth", "SendMessage with `auth.mode: token` (floor: `none`)",
+        each({"rounds": NEAR}, workers=(1,)), _GRPC),
     Row("grpc-latency", GRPC, "perf.grpc_door:latency", "SendMessage, one at a time", settings=_GRPC),
     Row("tier-upload", TIERS, "perf.tiers:upload", "upload, verified (floor: a bare client)", settings=_KIB),
     Row("tier-publish", TIERS, "perf.tiers:publish", "publish beside uploads (floor: without)",

@@ -21,6 +21,7 @@ from perf import machine
 from perf.rows import BY_NAME
 from tests.broker_process import ROOT, BrokerProcess
 from tests.child_process import Child
+from tests.e2e.authority_site import ENVIRONMENT, root
 
 __all__ = ["GIB", "ROOT", "Bench", "Plan", "Settings", "Skipped"]
 GIB = 1 << 30
@@ -129,12 +130,20 @@ class Bench:
             self._broker = self.closing(broker).start()
         return self._broker
 
+    def asking(self) -> BrokerProcess:
+        """Another broker, which asks for a token; all loads bear one from now on."""
+        place = self.settings.directory / "asks"
+        broker = BrokerProcess(place, workers=self.settings.workers, environment=ENVIRONMENT)
+        os.environ["DANUBE_TOKEN"] = root()  # a broker that asks nobody does not look at it
+        self.on_close(lambda: os.environ.pop("DANUBE_TOKEN"))
+        return self.closing(broker).start()
+
     def closing(self, broker: BrokerProcess) -> BrokerProcess:
         """Have a broker killed when this bench is closed."""
         self._stack.callback(broker.kill)
         return broker
 
-    def on_close(self, end: Callable[[], None]) -> None:
+    def on_close(self, end: Callable[[], object]) -> None:
         """Have something of a workload's own ended when this bench is closed."""
         self._stack.callback(end)
 

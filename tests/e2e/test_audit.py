@@ -14,6 +14,7 @@ from danube import sync
 from danube.broker.audit.lines import Entry
 from danube.broker.audit.trail import trail, verify
 from danube.broker.audit.writer import AuditWriter
+from danube.errors import NotFound
 from danube.host.clock import wall_us
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from tests.broker_process import BrokerProcess, wait_until
@@ -45,6 +46,9 @@ def test_requests_that_change_something_are_told_and_reading_is_not(tmp_path: Pa
             with client.producer("/default/a") as producer:
                 producer.send(b"secret payload")
             client.admin.delete_topic("/default/a")
+            made, gone = client.admin.audit(resource="/default/a")
+            assert (made["operation"], gone["operation"]) == ("create_topic", "delete_topic")
+            assert client.admin.audit(newest=1) == [gone] == client.admin.audit(since=gone["time"], limit=5)
         audit = tmp_path / "data" / "audit"
         assert told(audit) == [("create_topic", "/default/a"), ("delete_topic", "/default/a")]
         found = danube("audit", "verify", "--data-dir", tmp_path / "data")
@@ -115,6 +119,8 @@ def test_a_chain_made_anew_is_found_by_the_metadata_of_a_running_broker(tmp_path
 def test_without_the_setting_nothing_is_written(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", workers=1) as broker, sync.connect(broker.address) as client:
         client.admin.create_topic("/default/a")
+        with pytest.raises(NotFound, match="writes no audit files"):
+            client.admin.audit()
     assert not (tmp_path / "data" / "audit").exists()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from danube.broker.audit.lines import Entry, text_of
+from danube.broker.audit.pages import page
 from danube.broker.audit.writer import AuditWriter
 from danube.core.protocol.native import Admin
 from danube.core.security.operations import ADMIN, Row, value_in
@@ -18,6 +19,7 @@ from danube.host import clock, telemetry
 if TYPE_CHECKING:
     from danube.broker.audit.heads import HeadKeeper
     from danube.config.loading import BrokerConfig
+    from danube.core.security.arguments import AuditLines
 
 SYNC_DELAY_S: Final = 0.05
 FOLD_US: Final = 1_000_000
@@ -133,6 +135,17 @@ class Audit:
             self.sweep(everything=True)
         self._folded[key] = (entry, entry.time_us, 0)
         return False
+
+    def read(self, asked: AuditLines, answer: Callable[[Any], None]) -> None:
+        """Answer a page of this host's lines, or the error, once a thread has read them."""
+
+        def read(_done: asyncio.Future[Any]) -> None:
+            error = _done.exception()
+            if error is not None and not isinstance(error, DanubeError):
+                raise error
+            answer(error or _done.result())
+
+        self._loop.run_in_executor(None, page, self._writer.directory, asked).add_done_callback(read)
 
     def sweep(self, *, everything: bool = False) -> None:
         """Write the sums of denials whose second is over; the worker calls it each second."""

@@ -120,9 +120,9 @@ class TrailReader:
     def _lines_of(self, own: list[AuditFile]) -> Iterator[dict[str, Any]]:
         number, position = self._read.get(own[0].worker, (0, 0))
         # A file is done once the next one has lines; so that is seen before it is read.
-        left = [one for one in own if one.number == number or (one.number > number and _size(one.path))]
+        left = [one for one in own if one.number == number or (one.number > number and size_of(one.path))]
         for file in left:
-            raw = _read_from(file.path, position if file.number == number else 0)
+            raw = read_part(file.path, position if file.number == number else 0)
             whole = raw.rfind(b"\n") + 1
             self._read[file.worker] = (file.number, (position if file.number == number else 0) + whole)
             for text in raw[:whole].splitlines():
@@ -273,25 +273,27 @@ class _Chain:
         self._found.findings.append(Finding(path, line, what))
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes of a file; 1 if that cannot be told: reading it says why."""
     try:
         return path.stat().st_size
-    except OSError:  # reading it says why, or it was removed
+    except OSError:
         return 1
 
 
 def _read(path: Path, end_bytes: int = 0) -> bytes:
     """The bytes of a file, or so many of its end."""
-    return _read_from(path, max(0, _size(path) - end_bytes) if end_bytes else 0)
+    return read_part(path, max(0, size_of(path) - end_bytes) if end_bytes else 0)
 
 
-def _read_from(path: Path, position: int) -> bytes:
+def read_part(path: Path, position: int, size: int = -1) -> bytes:
+    """The bytes from a position on, at most ``size``; none of a file that retention has removed."""
     try:
         with path.open("rb") as file:
             file.seek(position)
-            return file.read()
+            return file.read(size)
     except FileNotFoundError:
-        return b""  # retention removed it between the list and here
+        return b""
     except OSError as error:
         raise _unreadable(path, error) from None
 

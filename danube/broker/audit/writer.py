@@ -53,7 +53,7 @@ class AuditWriter:
 
         ``keep_us``: files that were last written longer ago are removed; 0 keeps them all.
         """
-        self._directory = directory
+        self.directory = directory
         self._worker = worker
         self._now_us = now_us
         self._file_bytes_max = file_bytes_max
@@ -78,12 +78,12 @@ class AuditWriter:
         try:
             self._begin()
         except OSError as error:
-            raise _failed(self._directory, error) from None
+            raise _failed(self.directory, error) from None
 
     def _begin(self) -> None:
         try:
-            files.make_directory(self._directory)
-            before = [one for one in list_files(self._directory) if one.worker == self._worker]
+            files.make_directory(self.directory)
+            before = [one for one in list_files(self.directory) if one.worker == self._worker]
             if before and not before[-1].path.stat().st_size:  # of a beginning that failed
                 files.unlink(before.pop().path)
             self._number = before[-1].number + 1 if before else 1
@@ -105,25 +105,25 @@ class AuditWriter:
         verification finds the gap.
         """
         line, torn = read_end(last.path) if last is not None else (None, 0)
-        head = read_head(self._directory, self._worker) or START
+        head = read_head(self.directory, self._worker) or START
         end = line.place if line is not None else START
         self.place = end if end.number >= head.number else head
         return torn
 
     def _open_head(self) -> None:
-        path = self._directory / head_name(self._worker)
+        path = self.directory / head_name(self._worker)
         if not path.exists():
             files.replace_durably(path, encode_head(self.place))
         self._head_fd = files.open_existing(path, writable=True)
 
     def _open_file(self) -> None:
-        self._fd = files.open_new(self._directory / name_of(self._worker, self._number))
+        self._fd = files.open_new(self.directory / name_of(self._worker, self._number))
         self._size = 0
-        files.fsync_directory(self._directory)
+        files.fsync_directory(self.directory)
 
     @property
     def path(self) -> Path:
-        return self._directory / name_of(self._worker, self._number)
+        return self.directory / name_of(self._worker, self._number)
 
     def append(self, entry: Entry) -> None:
         """Write a line; raises StorageFailed or StorageFull, and then no part of it stays."""
@@ -213,10 +213,10 @@ class AuditWriter:
         with self._making:
             if self._fd < 0 or self._next_fd >= 0:
                 return
-            path = self._directory / name_of(self._worker, self._number + 1)
+            path = self.directory / name_of(self._worker, self._number + 1)
             fd = files.open_new(path)
             try:
-                files.fsync_directory(self._directory)
+                files.fsync_directory(self.directory)
             except OSError:
                 files.close(fd)
                 files.unlink(path)
@@ -248,7 +248,7 @@ class AuditWriter:
         """The oldest files, as long as they are too old; the current one is never among them."""
         oldest = self._now_us() - self._keep_us
         old: list[AuditFile] = []
-        for one in list_files(self._directory):
+        for one in list_files(self.directory):
             if one.worker != self._worker or one.number >= self._number or len(old) >= _REMOVED_AT_ONCE:
                 continue
             if one.path.stat().st_mtime_ns // 1000 >= oldest:
@@ -275,7 +275,7 @@ class AuditWriter:
         with suppress(OSError):
             for one in old:
                 files.unlink(one.path)
-            files.fsync_directory(self._directory)
+            files.fsync_directory(self.directory)
 
     def close(self) -> None:
         """Sync and close; nothing is raised, since nobody waits for an answer."""

@@ -15,7 +15,7 @@ from danube.core.metadata.policies import fitting
 from danube.core.metadata.quotas import check_auto_create, namespace_of
 from danube.core.security.authority import EVERYBODY
 from danube.core.security.principals import INTERNAL, Identity, Principal
-from danube.errors import DanubeError
+from danube.errors import DanubeError, NotFound
 from danube.ids import check_topic_name
 from danube.schema.model import Checks, Compatibility
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from danube.core.metadata.commands import Command, Outcome, TopicRecord
     from danube.core.metadata.machine import Metadata
     from danube.core.partition.policy import TopicPolicy
+    from danube.core.security import arguments as of
 
 Answer = Callable[[Any], None]
 """Takes the value, or the DanubeError that stands for it."""
@@ -42,6 +43,10 @@ def proposing(view: Callable[[Any], Any] = lambda made: None) -> Operation:
         operations.propose(args, answer, view)
 
     return operation
+
+
+def _no_audit(asked: of.AuditLines, answer: Answer) -> None:
+    answer(NotFound("this broker writes no audit files", hint="set audit.mode: on, and start it again"))
 
 
 class TokenSigner(Protocol):
@@ -71,7 +76,8 @@ class Operations:
 
         The router sets ``ask_owner``, which carries out an operation at the owner of a partition (partition,
         op, args, answer).  The worker sets ``used_of``: what a namespace or tenant uses of its limits on
-        rates and bytes.  Where access is controlled, it sets ``authority`` and ``signer``.
+        rates and bytes, and where there is an audit ``audit_lines``.  Where access is controlled, it sets
+        ``authority`` and ``signer``.
         """
         self.ask_owner: AskOwner
         self.identity = INTERNAL
@@ -79,6 +85,7 @@ class Operations:
         self.shows: Callable[[str], bool] | None = None  # of a list, by its key; None: everything
         self.signer: TokenSigner | None = None
         self.used_of: Callable[[str], dict[str, int]] = lambda whose: {}
+        self.audit_lines: Callable[[of.AuditLines, Answer], None] = _no_audit
         self.refresh = refresh
         self.status = status
         self.examinations = examinations

@@ -48,8 +48,13 @@ if TYPE_CHECKING:
     from danube.core.batch.columns import EncodedBatch
 
 
+def _audit(operations: Operations, args: Any, answer: Answer) -> None:
+    operations.audit_lines(args, answer)
+
+
 # Operations that any worker answers; those of a partition's owner are in danube.broker.shard.admin.
 _OPERATIONS: dict[str, Operation] = {
+    "audit": _audit,
     **topics.TABLE, **schemas.TABLE, **roles.TABLE, **credentials.TABLE, **quotas.TABLE, **storage.TABLE,
     **cluster.TABLE,
 }  # fmt: skip

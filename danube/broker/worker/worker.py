@@ -185,6 +185,8 @@ class Worker:
             store=self.shard.tiers.store if self.shard.tiers is not None else None,
         )  # fmt: skip
         operations.used_of = self.sums.used
+        if self.audit is not None:
+            operations.audit_lines = self.audit.read
         operations.signer = self.admission.credentials if self.admission is not None else None
         return operations
 

@@ -70,6 +70,7 @@ class Admin(Running[AdminPlans]):
     delete_revocation = awaited(AdminPlans.delete_revocation)
     issue_token = awaited(AdminPlans.issue_token)
     can = awaited(AdminPlans.can)
+    audit = awaited(AdminPlans.audit)
     namespaces = awaited(AdminPlans.namespaces)
     create_namespace = awaited(AdminPlans.create_namespace)
     delete_namespace = awaited(AdminPlans.delete_namespace)

@@ -70,6 +70,7 @@ class Admin(Running[AdminPlans]):
     delete_revocation = waited(AdminPlans.delete_revocation)
     issue_token = waited(AdminPlans.issue_token)
     can = waited(AdminPlans.can)
+    audit = waited(AdminPlans.audit)
     namespaces = waited(AdminPlans.namespaces)
     create_namespace = waited(AdminPlans.create_namespace)
     delete_namespace = waited(AdminPlans.delete_namespace)

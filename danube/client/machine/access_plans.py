@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from danube.client.machine.paging import page_of, whole_list
+from danube.client.machine.paging import asked, page_of, whole_list
 from danube.client.machine.reply import Plan
 from danube.client.machine.session import Session
+from danube.limits import PAGE_ENTRIES_MAX
 
 Row = dict[str, Any]
 
@@ -104,6 +105,26 @@ class AccessPlans:
         """Have the broker sign a token, for the caller itself or, as an administrator, for another."""
         answer = yield self._session.admin("issue_token", repeatable=False, principal=principal, ttl_s=ttl_s)
         return dict(answer)
+
+    def audit(
+        self, *, since: str = "", until: str = "", principal: str = "", operation: str = "",
+        resource: str = "", outcome: str = "", newest: int = 0,
+        after: str = "", limit: int | None = None, prefix: str = "",
+    ) -> Plan[list[Row]]:  # fmt: skip
+        """Audit lines of the connected broker's host, by time; ``newest``: so many of the last ones.
+
+        ``since`` and ``until`` are UTC as in the lines, such as ``2026-11-28T08:00``.  ``prefix`` is of the
+        resource.
+        """
+        wanted = {
+            "since": since, "until": until, "principal": principal, "operation": operation,
+            "resource": resource, "outcome": outcome,
+        }  # fmt: skip
+        if newest:
+            page = page_of("", min(newest, PAGE_ENTRIES_MAX), prefix)
+            answer = yield self._session.admin("audit", **asked(page), **wanted, newest=True)
+            return list(answer["entries"])
+        return (yield from whole_list(self._session, "audit", page_of(after, limit, prefix), **wanted))
 
     def can(
         self,

@@ -32,6 +32,21 @@ class Page(Struct, frozen=True):
 # -- namespaces, tenants and topics -------------------------------------------------------------------
 
 
+class AuditLines(Page, frozen=True):
+    """Which audit lines; ``prefix`` is of the resource, and times are as in the lines.
+
+    ``newest``: the last ones instead, of what each worker wrote last.
+    """
+
+    since: str = ""
+    until: str = ""
+    principal: str = ""
+    operation: str = ""
+    resource: str = ""
+    outcome: str = ""
+    newest: bool = False
+
+
 class Namespace(Struct, frozen=True):
     namespace: str
 

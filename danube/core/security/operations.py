@@ -384,6 +384,8 @@ ADMIN_ROWS: Final = (
     # topics
     _row("status", READ, "View", _AT_CLUSTER, "the broker's state",
          args=of.Nothing, http=("GET", "/v1/status")),
+    _row("audit", READ, "ManageCluster", _AT_CLUSTER, "audit lines of this broker's host",
+         args=of.AuditLines, http=("GET", "/v1/audit"), mcp="list_audit_events"),
     _row("namespaces", READ, "Lookup", _SOMEWHERE, "namespaces",
          args=of.Page, http=("GET", "/v1/namespaces"), mcp="list_namespaces"),
     _row("create_namespace", WRITE, "ManageNamespace", _namespace("args.namespace"), "make a namespace",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from danube.broker.audit import pages as audit_pages
 from danube.broker.partition.hosted import HostedTier
 from danube.broker.shard.admin import OWNER_OPERATIONS, SEGMENTS_LISTED_MAX
 from danube.core.metadata.commands import Binding, CreateNamespace, PutBinding, TopicRecord
@@ -92,6 +93,9 @@ class Lists(RoutedBench):
 def bench(tmp_path: Path) -> Iterator[Lists]:
     made = Lists(tmp_path)
     made.router.operations.status = lambda: {"broker_id": "1"}
+    made.router.operations.audit_lines = lambda asked, answer: answer(
+        audit_pages.page(tmp_path / "audit", asked)
+    )
     made.request(made.session, Kind.SUBSCRIBE, wire.Subscribe(TOPIC, "s", "c"), 2)
     made.syncer.step()
     made.session.take()

@@ -136,6 +136,7 @@ class Worker:
         if self.admission is not None:
             self._follow_admissions(self.admission)
         if self.audit is not None:
+            operations.audit_lines = self.audit.read
             self.audit.heads = HeadKeeper(
                 key_of(broker_id, self.index), config.audit_directory,
                 lambda: self.metadata.state.cluster.keys, self.proposals.submit,
@@ -185,8 +186,6 @@ class Worker:
             store=self.shard.tiers.store if self.shard.tiers is not None else None,
         )  # fmt: skip
         operations.used_of = self.sums.used
-        if self.audit is not None:
-            operations.audit_lines = self.audit.read
         operations.signer = self.admission.credentials if self.admission is not None else None
         return operations
 

@@ -116,7 +116,7 @@ class AccessPlans:
         ``since`` and ``until`` are UTC as in the lines, such as ``2026-11-28T08:00``.  ``prefix`` is of the
         resource.
         """
-        wanted = {
+        wanted: dict[str, Any] = {
             "since": since, "until": until, "principal": principal, "operation": operation,
             "resource": resource, "outcome": outcome,
         }  # fmt: skip

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from danube import __version__
 from danube.broker.admission import Admission, admission_of, authority_of
 from danube.broker.api import Door, Holder, PassedConnections, RoutedSession
-from danube.broker.audit.audit import open_audit
+from danube.broker.audit.audit import Audit, open_audit
 from danube.broker.audit.heads import HeadKeeper, key_of
 from danube.broker.clustered.parts import ClusterParts
 from danube.broker.clustered.peers import PeerTls
@@ -136,11 +136,7 @@ class Worker:
         if self.admission is not None:
             self._follow_admissions(self.admission)
         if self.audit is not None:
-            operations.audit_lines = self.audit.read
-            self.audit.heads = HeadKeeper(
-                key_of(broker_id, self.index), config.audit_directory,
-                lambda: self.metadata.state.cluster.keys, self.proposals.submit,
-            )  # fmt: skip
+            self._join_audit(self.audit, broker_id)
         self.doors: dict[str, Door] = {}
         forget = self.admission.forget if self.admission is not None else _nothing
         self.recall = Recall(self.authority, self._holders, forget, loop.call_soon)
@@ -173,6 +169,13 @@ class Worker:
             admission.rights_known = lambda: cluster.rights_known
         if self.audit is not None:
             admission.on_refused = self.audit.refused
+
+    def _join_audit(self, audit: Audit, broker_id: int) -> None:
+        self.router.operations.audit_lines = audit.read
+        audit.heads = HeadKeeper(
+            key_of(broker_id, self.index), self.config.audit_directory,
+            lambda: self.metadata.state.cluster.keys, self.proposals.submit,
+        )  # fmt: skip
 
     def _make_operations(self) -> Operations:
         operations = Operations(

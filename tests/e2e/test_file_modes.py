@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,8 @@ def test_a_broker_needs_no_capability(tmp_path: Path) -> None:
     drop = ["/usr/bin/setpriv", "--no-new-privs"]
     if os.geteuid() == 0:
         drop += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
-    if not Path(drop[0]).exists():
-        pytest.skip("there is no setpriv here")
+    if not Path(drop[0]).exists() or subprocess.run([*drop, "true"], capture_output=True).returncode:
+        pytest.skip("setpriv is not here, or may not give capabilities away")
     broker = BrokerProcess(
         tmp_path / "data", workers=2, prefix=drop,
         environment={"DANUBE_AUDIT__MODE": "on", "DANUBE_SERVER__LOCAL_SOCKET": "on"},

@@ -13,10 +13,11 @@ from google.protobuf.message_factory import GetMessageClass
 
 from danube import sync
 from danube.core.protocol.native import Kind
-from danube.core.security.operations import ADMIN_ROWS, GRPC_ROWS, NATIVE_ROWS, Effect, Row
+from danube.core.security.operations import ADMIN, ADMIN_ROWS, GRPC_ROWS, NATIVE_ROWS, Effect, Row
 from danube.core.security.principals import Identity
 from danube.errors import CallerError, DanubeError, NotAllowed, OwnerMoved
 from danube.server.proto.pool import POOL
+from tests.answers import fits
 from tests.e2e.grpc_parts import DENIED, INVALID, NOT_FOUND, OK, UNAUTHENTICATED, DanubeCalls
 from tests.golden.authority_cases import (
     CALLERS,
@@ -128,13 +129,16 @@ def native_marks(client: sync.Client, wanted: Sequence[Cell], **claims: Any) -> 
                 elif claims:
                     body = type(body)(body.op, body.partition, body.args, **claims)
                 replies.append(session.request(kind, body, repeatable=False, handle=handle))
-        marks += [_mark(connection, one) for one in replies]
+        asked = wanted[start : start + ASKED_AT_ONCE]
+        marks += [_mark(connection, one, cell.row) for one, cell in zip(replies, asked, strict=True)]
     return marks
 
 
-def _mark(connection: Any, reply: Any) -> str:
+def _mark(connection: Any, reply: Any, row: Row) -> str:
     try:
-        connection.wait(reply)
+        answer = connection.wait(reply)
+        if row.effect is Effect.READ and row.name in ADMIN:
+            fits(row.name, answer)
     except NotAllowed:
         return "-"
     except (CallerError, OwnerMoved):  # it was let in, and lacks something

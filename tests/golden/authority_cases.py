@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 from google.protobuf.descriptor import FieldDescriptor
@@ -225,6 +225,17 @@ def _first_tokens() -> str:
     return ", ".join(f"`{row.name.removeprefix('/danube_admin.')}`" for row in rows)
 
 
+def _answered(result: Any) -> str:
+    """The fields of an answer, in words."""
+    if result is None:
+        return ""
+    if get_origin(result) is list:
+        return f"list of {_answered(get_args(result)[0])}"
+    if not (isinstance(result, type) and issubclass(result, msgspec.Struct)):
+        return "pairs of outcome and reason" if get_origin(result) is tuple else "names"
+    return ", ".join(one.name for one in msgspec.structs.fields(result)) or "an empty map"
+
+
 def operations_page() -> str:
     """docs/operations.md."""
     head = (
@@ -249,11 +260,11 @@ def operations_page() -> str:
         "\n## Arguments of ADMIN\n\n"
         "`?` may be missing, or nil. Arguments that a broker does not know are ignored. `http` and `mcp`\n"
         "are names for doors to come; nothing answers there yet.\n\n"
-        "| | arguments | http | mcp |\n|---|---|---|---|\n"
+        "| | arguments | answers | http | mcp |\n|---|---|---|---|---|\n"
     )
     for row in ADMIN_ROWS:
         names = [f"{one.name}{'' if one.required else '?'}" for one in msgspec.structs.fields(row.args)]
         http = f"`{' '.join(row.http)}`" if row.http else ""
         tool = f"`{row.mcp}`" if row.mcp else ""
-        parts.append(f"| `{row.name}` | {', '.join(names)} | {http} | {tool} |\n")
+        parts.append(f"| `{row.name}` | {', '.join(names)} | {_answered(row.result)} | {http} | {tool} |\n")
     return "".join(parts)

@@ -13,6 +13,7 @@ from danube.broker.shard.admin import OWNER_OPERATIONS
 from danube.core.metadata.roles import PERMISSIONS
 from danube.core.protocol.native import Kind
 from danube.core.security.operations import ADMIN_ROWS, GRPC_ROWS, NATIVE_ROWS, OPEN, SIGNED_IN, Effect, Row
+from danube.core.security.results import RESULTS
 from danube.server.proto import (
     DanubeAdmin_pb2,
     DanubeApi_pb2,
@@ -68,6 +69,12 @@ def test_each_operation_has_the_struct_of_its_arguments() -> None:
     for row in ADMIN_ROWS:
         assert issubclass(row.args, msgspec.Struct), row.name
         assert all(one.name == one.encode_name for one in msgspec.structs.fields(row.args)), row.name
+
+
+def test_each_operation_has_the_type_of_its_answer() -> None:
+    assert RESULTS.keys() == {row.name for row in ADMIN_ROWS}
+    for row in ADMIN_ROWS:
+        assert row.result is None or msgspec.json.schema(row.result), row.name
 
 
 def test_a_route_and_a_tool_are_those_of_one_operation() -> None:

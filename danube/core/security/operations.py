@@ -47,6 +47,7 @@ from danube.core.security.authority import (
     topic_resource,
 )
 from danube.core.security.principals import BOOTSTRAP, Identity
+from danube.core.security.results import RESULTS
 from danube.errors import InvalidArgument, InvalidName
 
 OWN_TOKEN_TTL_S_MAX: Final = 86_400  # of a token that one has signed for oneself
@@ -92,6 +93,11 @@ class Row(NamedTuple):
     args: type[Struct] = of.Nothing  # of an operation of ADMIN
     http: tuple[str, str] | None = None  # its method and path
     mcp: str | None = None  # its tool
+
+    @property
+    def result(self) -> Any:
+        """The type of an operation's answer; None: an answer without content."""
+        return RESULTS[self.name]
 
     @property
     def audited(self) -> bool:

@@ -1,0 +1,32 @@
+"""Whether what an operation answered is what the table says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from danube.core.security.operations import ADMIN
+
+
+def fits(op: str, answer: Any) -> None:
+    """Raise AssertionError unless an answer, or a page of one, has just the fields of its type."""
+    if isinstance(answer, dict) and answer.keys() == {"entries", "after"}:
+        answer = answer["entries"]
+    try:
+        read = msgspec.convert(answer, ADMIN[op].result, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise AssertionError(f"{op} answers another type than its row has: {error}") from None
+    more = set(_unknown(read, answer))
+    assert not more, f"{op} answers fields that its row does not have: {more}"
+
+
+def _unknown(read: Any, answer: Any) -> list[str]:
+    """Names in an answer that its struct does not have."""
+    if isinstance(read, msgspec.Struct):
+        extra = [name for name in answer if name not in read.__struct_fields__]
+        known = [name for name in answer if name in read.__struct_fields__]
+        return extra + [one for name in known for one in _unknown(getattr(read, name), answer[name])]
+    if isinstance(read, list | tuple):
+        return [name for one, sent in zip(read, answer, strict=True) for name in _unknown(one, sent)]
+    return []

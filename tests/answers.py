@@ -9,16 +9,18 @@ import msgspec
 from danube.core.security.operations import ADMIN
 
 
-def fits(op: str, answer: Any) -> None:
-    """Raise AssertionError unless an answer, or a page of one, has just the fields of its type."""
-    if isinstance(answer, dict) and answer.keys() == {"entries", "after"}:
-        answer = answer["entries"]
+def fitting(op: str, answer: Any) -> Any:
+    """The answer; raises AssertionError unless it, or the page that it is, has the fields of its type."""
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(answer))
+    if isinstance(sent, dict) and sent.keys() == {"entries", "after"}:
+        sent = sent["entries"]
     try:
-        read = msgspec.convert(answer, ADMIN[op].result, builtin_types=(bytes,))
+        read = msgspec.convert(sent, ADMIN[op].result, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise AssertionError(f"{op} answers another type than its row has: {error}") from None
-    more = set(_unknown(read, answer))
+    more = set(_unknown(read, sent))
     assert not more, f"{op} answers fields that its row does not have: {more}"
+    return answer
 
 
 def _unknown(read: Any, answer: Any) -> list[str]:

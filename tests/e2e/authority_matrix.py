@@ -17,7 +17,7 @@ from danube.core.security.operations import ADMIN, ADMIN_ROWS, GRPC_ROWS, NATIVE
 from danube.core.security.principals import Identity
 from danube.errors import CallerError, DanubeError, NotAllowed, OwnerMoved
 from danube.server.proto.pool import POOL
-from tests.answers import fits
+from tests.answers import fitting
 from tests.e2e.grpc_parts import DENIED, INVALID, NOT_FOUND, OK, UNAUTHENTICATED, DanubeCalls
 from tests.golden.authority_cases import (
     CALLERS,
@@ -138,7 +138,7 @@ def _mark(connection: Any, reply: Any, row: Row) -> str:
     try:
         answer = connection.wait(reply)
         if row.effect is Effect.READ and row.name in ADMIN:
-            fits(row.name, answer)
+            fitting(row.name, answer)
     except NotAllowed:
         return "-"
     except (CallerError, OwnerMoved):  # it was let in, and lacks something

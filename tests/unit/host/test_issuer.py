@@ -282,7 +282,7 @@ def test_keys_are_kept_when_they_cannot_be_read(
     harm(issuer)
     with caplog.at_level(logging.WARNING):
         assert not reader.keys.read()
-    [record] = [one for one in caplog.records if one.name == "danube.issuer"]
+    [record] = [one for one in caplog.records if one.levelno >= logging.WARNING]  # others set the level, too
     assert why in str(vars(record)) and "/moved" not in issuer.asked
     assert reader.check(token).principal.name == "a"
     later = Reader(issuer, read=False)

@@ -28,6 +28,7 @@ from danube.errors import DanubeError, NotFound, NotLeader, Unavailable
 from danube.server.proto import DanubeAdmin_pb2 as pb
 from danube.server.services.broker_admin import BrokerAdmin
 from danube.server.services.topic_admin import TopicAdmin
+from tests.answers import fitting
 from tests.fakes.broker_calls import FakeBrokerCalls, FakeCall
 from tests.unit.cluster_site import Site
 
@@ -64,7 +65,7 @@ class Broker:
         (answer,) = answers
         if isinstance(answer, DanubeError):
             raise answer
-        return json.loads(json.dumps(answer))
+        return json.loads(json.dumps(fitting(op, answer)))
 
     # As the command line sees it
 

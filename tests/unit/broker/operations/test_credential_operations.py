@@ -21,6 +21,7 @@ from danube.core.security.operations import OWN_TOKEN_TTL_S_MAX
 from danube.core.security.principals import Identity, Principal
 from danube.errors import Conflict, DanubeError, InvalidArgument, InvalidName, NotFound, NotSupported
 from danube.host import clock
+from tests.answers import fitting
 from tests.unit.broker_parts import RoutedBench
 
 DAY_S = 86_400
@@ -56,7 +57,7 @@ class Bench(RoutedBench):
         [answer] = answers
         if isinstance(answer, DanubeError):
             raise answer
-        return answer
+        return fitting(op, answer)
 
 
 @pytest.fixture

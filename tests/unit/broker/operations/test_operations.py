@@ -37,6 +37,7 @@ from danube.errors import (
 )
 from danube.limits import ANSWER_BYTES_MAX, PAGE_BYTES
 from danube.server.services.calls import whole_list
+from tests.answers import fitting
 from tests.unit.broker_parts import QUICK, RecordingSession, RoutedBench, expected, frames_in, numbered
 
 TOPIC = "/default/set"
@@ -64,7 +65,7 @@ class Asked(RoutedBench):
         [frame] = self.session.take()
         if frame.kind == Kind.ERROR:
             raise frame.error
-        return wire.decode_result(frame.body)
+        return fitting(op, wire.decode_result(frame.body))
 
     def refused(self, op: str, partition: str = "", **args: Any) -> type[DanubeError]:
         with pytest.raises(DanubeError) as refused:

@@ -23,7 +23,7 @@ from danube.core.security.operations import ADMIN_ROWS, Effect, Row
 from danube.core.security.principals import Identity, Principal
 from danube.errors import DanubeError, InvalidArgument, NotFound
 from danube.limits import PAGE_BYTES, PAGE_ENTRIES_MAX, TOPICS_MAX
-from tests.answers import fits
+from tests.answers import fitting
 from tests.unit.broker_parts import RecordingSession, RoutedBench
 
 TOPIC = "/default/set"
@@ -113,7 +113,7 @@ def test_a_read_that_answers_a_list_has_pages(bench: Lists, row: Row) -> None:
     partition = TOPIC if row.name in OWNER_OPERATIONS else ""
     whole = bench.ask(row.name, partition, **args)
     if row.name != "status":  # this bench has none of its own
-        fits(row.name, whole)
+        fitting(row.name, whole)
     assert issubclass(row.args, Page) == (isinstance(whole, list) or row.name == "storage_status")
     if row.name == "storage_status":
         assert [one["topic"] for one in whole["topics"]] == [TOPIC]

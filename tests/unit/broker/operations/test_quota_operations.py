@@ -28,6 +28,7 @@ from danube.errors import (
     TopicNotFound,
 )
 from danube.host import clock
+from tests.answers import fitting
 from tests.unit.broker_parts import RecordingSession, RoutedBench, batch, numbered
 
 ORDERS = "/default/some"
@@ -54,7 +55,7 @@ class Limited(RoutedBench):
         [frame] = self.session.take()
         if frame.kind == Kind.ERROR:
             raise frame.error
-        return wire.decode_result(frame.body)
+        return fitting(op, wire.decode_result(frame.body))
 
     def limit(self, **policy: Any) -> Any:
         return self.ask("set_namespace_policy", namespace="default", policy=policy)

@@ -33,6 +33,7 @@ from danube.errors import (
 )
 from danube.schema.model import Checks, Compatibility, Definition, SchemaType
 from danube.schema.verdict import Outcome, Request
+from tests.answers import fitting
 from tests.unit.broker_parts import RecordingSession, RoutedBench
 
 TOPIC = "/default/of-schemas"
@@ -62,7 +63,7 @@ class Registry(RoutedBench):
         self.request(self.session, Kind.ADMIN, wire.Admin(op, "", args))
         while self.examiner.step() or self.proposals.waiting:
             self.proposals.step()
-        return self.answered()
+        return fitting(op, self.answered())
 
     def answered(self) -> Any:
         [frame] = self.session.take()

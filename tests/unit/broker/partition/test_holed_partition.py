@@ -18,6 +18,7 @@ from danube.wal.segments.local_holes import OffsetJump
 from danube.wal.tier.hole_changes import Tail, filling, giving_up, holing
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest
+from tests.answers import fitting
 from tests.unit.broker.tiers.test_tiers import drain, publish
 from tests.unit.broker_parts import TOPIC, Bench, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench, sealed_files
@@ -123,7 +124,7 @@ def test_giving_up_is_answered_when_a_manifest_says_so(tmp_path: Path) -> None:
     bench.ack(session, 0, 20)
     drain(bench, session)
     bench.ask(session, Kind.ADMIN, wire.Admin("accept_loss", TOPIC, {"dry_run": True}))
-    [hole] = wire.decode_result(session.only(Kind.RESULT).body)["holes"]
+    [hole] = fitting("accept_loss", wire.decode_result(session.only(Kind.RESULT).body))["holes"]
     assert bench.mover.kinds().count("give_up") == 0
     bench.ask(session, Kind.ADMIN, wire.Admin("accept_loss", TOPIC, {"end_offset": hole["end"]}))
     assert session.take() == [] and bench.mover.kinds().count("give_up") >= 1

@@ -28,6 +28,7 @@ from danube.errors import (
     WrongState,
 )
 from danube.host import clock
+from tests.answers import fitting
 from tests.unit.broker_parts import CREDIT, QUICK, TOPIC, Bench, RecordingSession, batch, expected, numbered
 from tests.unit.failing_files import FailingFiles
 
@@ -605,7 +606,7 @@ def test_operations_answer_or_refuse(bench: Bench, session: RecordingSession) ->
     other = RecordingSession(2)
 
     def result(op: str, **args: Any) -> Any:
-        return wire.decode_result(bench.admin(other, op, **args).body)
+        return fitting(op, wire.decode_result(bench.admin(other, op, **args).body))
 
     def refused(op: str, **args: Any) -> type[Exception]:
         return type(bench.admin(other, op, **args).error)
@@ -639,7 +640,9 @@ def test_a_blocked_record_goes_on_after_unblock(tmp_path: Path, session: Recordi
     bench.nack(session, 0, 1)
     bench.turn()
     assert session.take() == []
-    assert wire.decode_result(bench.admin(session, "unblock", subscription="s").body) == {"unblocked": 1}
+    assert fitting("unblock", wire.decode_result(bench.admin(session, "unblock", subscription="s").body)) == {
+        "unblocked": 1
+    }
     bench.turn()
     assert session.records() == expected(0, 1)
     bench.shard.close()
@@ -684,7 +687,7 @@ def test_huge_numbers_stop_nothing(bench: Bench, session: RecordingSession, valu
     bench.syncer.step()
     assert other.only(Kind.SUBSCRIBED)
     seek = bench.admin(other, "seek", subscription="s", kind="time", value=value)
-    assert wire.decode_result(seek.body) == {"offset": 3, "lag": 0}
+    assert fitting("seek", wire.decode_result(seek.body)) == {"offset": 3, "lag": 0}
     bench.turn()
     bench.hosted.subscription("s").core.check()
 

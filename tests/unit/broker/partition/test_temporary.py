@@ -12,6 +12,7 @@ from danube.core.batch.row_mark import RowMark
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import InvalidArgument, OwnerMoved, SubscriptionBusy, SubscriptionNotFound
+from tests.answers import fitting
 from tests.unit.broker_parts import CREDIT, TOPIC, Bench, RecordingSession, batch, expected, numbered
 
 
@@ -44,7 +45,7 @@ def subscribe(bench: Bench, session: RecordingSession, handle: int = 2, **fields
 
 
 def result(bench: Bench, op: str, **args: Any) -> Any:
-    return wire.decode_result(bench.admin(RecordingSession(98), op, **args).body)
+    return fitting(op, wire.decode_result(bench.admin(RecordingSession(98), op, **args).body))
 
 
 # -- temporary subscriptions ----------------------------------------------------------------------

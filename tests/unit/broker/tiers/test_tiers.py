@@ -34,6 +34,7 @@ from danube.wal.cold import segment as cold_segment
 from danube.wal.segments.segment import HEADER_BYTES, pack_header, read_header
 from danube.wal.tier.keys import segment_key
 from danube.wal.tier.manifest import Manifest
+from tests.answers import fitting
 from tests.examples import examples
 from tests.unit.broker_parts import TOPIC, RecordingSession, expected, numbered
 from tests.unit.tier_parts import TieredBench
@@ -865,15 +866,17 @@ def test_seal_on_demand_answers_when_all_is_sealed(tmp_path: Path) -> None:
     bench.ask(session, Kind.ADMIN, wire.Admin("seal", TOPIC, {}))
     assert session.take() == []
     bench.sealer.step()
-    assert wire.decode_result(session.only(Kind.RESULT).body) == {"sealed_end": 10}
+    assert fitting("seal", wire.decode_result(session.only(Kind.RESULT).body)) == {"sealed_end": 10}
     bench.ask(session, Kind.ADMIN, wire.Admin("seal", TOPIC, {}))
     bench.sealer.step()
     assert wire.decode_result(session.only(Kind.RESULT).body) == {"sealed_end": 10}
     bench.shard.storage.request_sync(bench.hosted)
     bench.syncer.step()
-    value = wire.decode_result(bench.admin(session, "storage").body)
+    value = fitting("storage", wire.decode_result(bench.admin(session, "storage").body))
     assert value["uploaded_end"] == 10 and value["objects"] == 1
-    (segment,) = wire.decode_result(bench.admin(session, "list_segments", after_offset=0).body)
+    (segment,) = fitting(
+        "list_segments", wire.decode_result(bench.admin(session, "list_segments", after_offset=0).body)
+    )
     assert (segment["start_offset"], segment["end_offset"]) == (0, 10)
 
 

@@ -26,9 +26,10 @@ def fitting(op: str, answer: Any) -> Any:
 def _unknown(read: Any, answer: Any) -> list[str]:
     """Names in an answer that its struct does not have."""
     if isinstance(read, msgspec.Struct):
-        extra = [name for name in answer if name not in read.__struct_fields__]
-        known = [name for name in answer if name in read.__struct_fields__]
-        return extra + [one for name in known for one in _unknown(getattr(read, name), answer[name])]
+        names = dict(zip(read.__struct_encode_fields__, read.__struct_fields__, strict=True))
+        extra = [name for name in answer if name not in names]
+        known = [name for name in answer if name in names]
+        return extra + [one for name in known for one in _unknown(getattr(read, names[name]), answer[name])]
     if isinstance(read, list | tuple):
         return [name for one, sent in zip(read, answer, strict=True) for name in _unknown(one, sent)]
     return []

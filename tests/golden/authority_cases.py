@@ -233,7 +233,7 @@ def _answered(result: Any) -> str:
         return f"list of {_answered(get_args(result)[0])}"
     if not (isinstance(result, type) and issubclass(result, msgspec.Struct)):
         return "pairs of outcome and reason" if get_origin(result) is tuple else "names"
-    return ", ".join(one.name for one in msgspec.structs.fields(result)) or "an empty map"
+    return ", ".join(one.encode_name for one in msgspec.structs.fields(result)) or "an empty map"
 
 
 def operations_page() -> str:

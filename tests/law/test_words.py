@@ -8,12 +8,13 @@ from tests.law.source import ROOT, defined_names, name_of, product_files
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 RAFT_WORDS = {"term", "leader", "follower", "candidate"}
-# GetLeaderBroker and its command keep the contract's name; the machine remembers the entry's term, and an
+# GetLeaderBroker, its command and the status of a member keep the contract's name; the machine remembers the entry's term, and an
 # error says that a member does not lead.
 RAFT_SPEAKERS = (
     "danube/cluster/",
     "danube/core/cluster/agreement.py",
     "danube/core/cluster/commands.py",
+    "danube/core/security/results.py",
     "danube/errors.py",
     "danube/server/services/broker_admin.py",
     "danube/cli/upstream/brokers.py",

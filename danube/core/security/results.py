@@ -45,10 +45,10 @@ class Status(Result, frozen=True):
     metrics: str | UnsetType = UNSET
 
 
-class AuditLine(Result, frozen=True):
+class AuditLine(Result, frozen=True, rename={"number": "seq"}):
     worker: int
     time: str
-    seq: int
+    number: int
     principal: str
     how: str
     source: str
@@ -294,11 +294,11 @@ class StorageStatus(Result, frozen=True):
 # -- schemas ------------------------------------------------------------------------------------------
 
 
-class Registered(Result, frozen=True):
+class Registered(Result, frozen=True, rename={"new": "is_new_version"}):
     subject: str
     schema_id: int
     version: int
-    is_new_version: bool
+    new: bool
     fingerprint: str
 
 
@@ -328,8 +328,8 @@ class Subject(Result, frozen=True):
     tags: list[str]
 
 
-class Verdict(Result, frozen=True):
-    is_compatible: bool
+class Verdict(Result, frozen=True, rename={"compatible": "is_compatible"}):
+    compatible: bool
     violations: list[dict[str, Any]]
 
 

@@ -8,8 +8,8 @@ from tests.law.source import ROOT, defined_names, name_of, product_files
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 RAFT_WORDS = {"term", "leader", "follower", "candidate"}
-# GetLeaderBroker, its command and a member's status keep the contract's names; the machine remembers the entry's
-# term, and an error says that a member does not lead.
+# GetLeaderBroker, its command and a member's status keep the contract's names; the machine remembers the
+# entry's term, and an error says that a member does not lead.
 RAFT_SPEAKERS = (
     "danube/cluster/",
     "danube/core/cluster/agreement.py",

@@ -8,6 +8,7 @@ from typing import Any
 from danube.client.machine.paging import asked, page_of, whole_list
 from danube.client.machine.reply import Plan
 from danube.client.machine.session import Session
+from danube.errors import InvalidArgument
 from danube.limits import PAGE_ENTRIES_MAX
 
 Row = dict[str, Any]
@@ -120,8 +121,10 @@ class AccessPlans:
             "since": since, "until": until, "principal": principal, "operation": operation,
             "resource": resource, "outcome": outcome,
         }  # fmt: skip
+        if not 0 <= newest <= PAGE_ENTRIES_MAX:
+            raise InvalidArgument(f"newest must be from 0 to {PAGE_ENTRIES_MAX:,}, not {newest}")
         if newest:
-            page = page_of("", min(newest, PAGE_ENTRIES_MAX), prefix)
+            page = page_of("", newest, prefix)
             answer = yield self._session.admin("audit", **asked(page), **wanted, newest=True)
             return list(answer["entries"])
         return (yield from whole_list(self._session, "audit", page_of(after, limit, prefix), **wanted))

@@ -60,7 +60,7 @@ def test_following_reads_what_is_new_and_notices_new_files(
     danube: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[tuple[str, int]] = []
-    honest = trail._read_from
+    honest = trail.read_part
     writer = AuditWriter(danube.data / "audit", 0, lambda: NOW_US)
     entries = [Entry(NOW_US + 9_000_000 + number, "create_topic", "allowed", resource=f"/default/n{number}")
                for number in range(3)]  # fmt: skip
@@ -84,7 +84,7 @@ def test_following_reads_what_is_new_and_notices_new_files(
             raise KeyboardInterrupt
 
     turns: list[int] = []
-    monkeypatch.setattr(trail, "_read_from", counted)
+    monkeypatch.setattr(trail, "read_part", counted)
     monkeypatch.setattr("danube.cli.security.audit.time.sleep", turn)
     said = CliRunner().invoke(
         root, ["audit", "tail", "-n", "2", "-f", "--data-dir", str(danube.data)], obj=Services(environ={})

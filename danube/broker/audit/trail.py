@@ -16,6 +16,7 @@ from danube.host import files
 
 FOLDER: Final = "audit"
 HEAD_BYTES: Final = 128
+PART_BYTES: Final = 256 * 1024  # of a file, read at once
 END_BYTES: Final = 128 * 1024  # of a file: more than a line and a part of another one
 _FILE: Final = re.compile(r"worker-(\d{1,6})-(\d{6,12})\.jsonl\Z")
 _HEAD: Final = re.compile(r"worker-(\d{1,6})\.head\Z")
@@ -104,33 +105,49 @@ def trail(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 class TrailReader:
-    """Lines of all workers by time, each once: a look reads what was written since the one before."""
+    """Lines of all workers by time, each once: a look reads what was written since the one before.
 
-    def __init__(self, directory: Path) -> None:
+    ``places``: behind the last line that was given of each worker, as a file's number and a position in it;
+    a reader that gets them goes on there.  ``read_bytes``: how much was read from all files.
+    """
+
+    def __init__(self, directory: Path, places: dict[int, tuple[int, int]] | None = None) -> None:
         self._directory = directory
-        self._read: dict[int, tuple[int, int]] = {}  # by worker: a file's number, and the position in it
+        self.places = {} if places is None else places
+        self.read_bytes = 0
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The lines that no earlier iterator has given; each must be used up before the next one."""
+        """The lines that no earlier iterator has given; ``places`` is right whenever one was given."""
         listed = list_files(self._directory)
         workers = sorted({one.worker for one in listed})
         each = (self._lines_of([file for file in listed if file.worker == one]) for one in workers)
-        yield from heapq.merge(*each, key=lambda one: str(one["time"]))
+        for fields, worker, place in heapq.merge(*each, key=lambda one: str(one[0]["time"])):
+            self.places[worker] = place
+            yield fields
 
-    def _lines_of(self, own: list[AuditFile]) -> Iterator[dict[str, Any]]:
-        number, position = self._read.get(own[0].worker, (0, 0))
+    def _lines_of(self, own: list[AuditFile]) -> Iterator[tuple[dict[str, Any], int, tuple[int, int]]]:
+        number, position = self.places.get(own[0].worker, (0, 0))
         # A file is done once the next one has lines; so that is seen before it is read.
         left = [one for one in own if one.number == number or (one.number > number and size_of(one.path))]
         for file in left:
-            raw = read_part(file.path, position if file.number == number else 0)
-            whole = raw.rfind(b"\n") + 1
-            self._read[file.worker] = (file.number, (position if file.number == number else 0) + whole)
-            for text in raw[:whole].splitlines():
-                try:
-                    fields = json.loads(text)
-                    yield {"worker": file.worker, **fields, "time": str(fields["time"])}
-                except (ValueError, TypeError, KeyError, RecursionError):
-                    continue  # verify tells about it; a search shows what there is
+            start = position if file.number == number else 0
+            while raw := self._part(file.path, start):
+                for text in raw.splitlines(keepends=True):
+                    start += len(text)
+                    try:
+                        fields = json.loads(text)
+                        given = {"worker": file.worker, **fields, "time": str(fields["time"])}
+                    except (ValueError, TypeError, KeyError, RecursionError):
+                        continue  # verify tells about it; a search shows what there is
+                    yield given, file.worker, (file.number, start)
+
+    def _part(self, path: Path, start: int) -> bytes:
+        """Whole lines from a position on; none if no line ends behind it."""
+        raw = read_part(path, start, PART_BYTES)
+        self.read_bytes += len(raw)
+        whole = raw.rfind(b"\n") + 1
+        # No line is as long as a part: verify tells what it is.
+        return raw if not whole and len(raw) == PART_BYTES else raw[:whole]
 
 
 def verify(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from danube.broker.audit import pages
+from danube.broker.audit import trail as trail_module
 from danube.broker.audit.audit import Audit
 from danube.broker.audit.lines import Entry
 from danube.broker.audit.pages import page
@@ -51,12 +52,12 @@ def seconds(lines: list[dict[str, Any]]) -> list[int]:
     return [int(one["time"][17:19]) for one in lines]
 
 
-@pytest.mark.parametrize("part", [512, 4_096, pages.PART_BYTES])
+@pytest.mark.parametrize("part", [512, 4_096, trail_module.PART_BYTES])
 @pytest.mark.parametrize("limit", [1, 7, 1_000])
 def test_pages_give_all_lines_of_all_workers_once_and_by_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int, limit: int
 ) -> None:
-    monkeypatch.setattr(pages, "PART_BYTES", part)
+    monkeypatch.setattr(trail_module, "PART_BYTES", part)
     first, second = writer_at(tmp_path, 0, file_bytes_max=1_500), writer_at(tmp_path, 1)
     told(first, *range(1, 40, 2))
     told(second, *range(2, 30, 2))
@@ -79,7 +80,7 @@ def test_a_page_gives_what_fits(tmp_path: Path) -> None:
 
 
 def test_the_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PART_BYTES", 2_000)
+    monkeypatch.setattr(pages, "NEWEST_BYTES", 2_000)
     first, second = writer_at(tmp_path, 0, file_bytes_max=1_500), writer_at(tmp_path, 1)
     told(first, *range(1, 40, 2))
     told(second, *range(2, 41, 2))
@@ -89,7 +90,7 @@ def test_the_newest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_no_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PART_BYTES", 1_024)
+    monkeypatch.setattr(trail_module, "PART_BYTES", 1_024)
     writer = writer_at(tmp_path)
     told(writer, 1)
     [file] = list_files(tmp_path)
@@ -102,7 +103,7 @@ def test_what_is_no_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_page_ends_where_it_read_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PART_BYTES", 1_024)
+    monkeypatch.setattr(trail_module, "PART_BYTES", 1_024)
     monkeypatch.setattr(pages, "READ_BYTES", 2_048)
     told(writer_at(tmp_path), *range(1, 30))
     answer = page(tmp_path, AuditLines(limit=10, resource="/none/of/them"))

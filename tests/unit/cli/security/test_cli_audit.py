@@ -65,8 +65,8 @@ def test_following_reads_what_is_new_and_notices_new_files(
     entries = [Entry(NOW_US + 9_000_000 + number, "create_topic", "allowed", resource=f"/default/n{number}")
                for number in range(3)]  # fmt: skip
 
-    def counted(path: Path, position: int) -> bytes:
-        raw = honest(path, position)
+    def counted(path: Path, position: int, size: int = -1) -> bytes:
+        raw = honest(path, position, size)
         read.append((path.name, len(raw)))
         return raw
 

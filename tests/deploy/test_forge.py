@@ -14,6 +14,8 @@ from tests.broker_process import ROOT
 
 FORGE = ROOT / ".github"
 WORKFLOWS = sorted((FORGE / "workflows").glob("*.yml"))
+# By its publisher's branch: the commit of its newest tag could not be read where the others were.
+BY_NAME = {"pypa/gh-action-pypi-publish@release/v1"}
 FORMS = [path for path in sorted((FORGE / "ISSUE_TEMPLATE").glob("*.yml")) if path.name != "config.yml"]
 
 
@@ -42,6 +44,29 @@ def test_scripts_of_workflows_are_there(path: Path) -> None:
         for step in job["steps"]:
             for name in re.findall(r"(?:scripts|deploy)/[\w/.-]+", step.get("run", "")):
                 assert (ROOT / name).is_file(), name
+
+
+def test_actions_are_commits_and_their_tag_is_beside() -> None:
+    text = "\n".join(path.read_text() for path in WORKFLOWS)
+    lines = [line for line in text.splitlines() if line.lstrip(" -").startswith("uses:")]
+    pinned = [line for line in lines if re.search(r"uses: [\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)]
+    assert pinned
+    assert {line.split("uses: ")[1] for line in lines if line not in pinned} == BY_NAME
+
+
+def test_an_action_has_one_commit() -> None:
+    text = "\n".join(path.read_text() for path in WORKFLOWS)
+    commits = set(re.findall(r"uses: ([\w/.-]+)@([0-9a-f]{40} # \S+)", text))
+    assert len(commits) == len({name for name, _ in commits})
+
+
+def test_pins_and_dependencies_move_each_week() -> None:
+    path = FORGE / "dependabot.yml"
+    done = checked("vendor.dependabot", path)
+    assert done.returncode == 0, done.stdout
+    updates = yaml.safe_load(path.read_text())["updates"]
+    assert {one["package-ecosystem"] for one in updates} == {"pip", "github-actions"}
+    assert {one["schedule"]["interval"] for one in updates} == {"weekly"}
 
 
 def test_each_job_tests_the_pythons_that_are_promised() -> None:

@@ -425,6 +425,8 @@ def _provided(claims: dict[str, Any], provider: Provider) -> tuple[dict[str, Any
         raise Refused(f"its claim {provider.principal_claim} is missing or no text")
     if provider.principal_claim == "email" and claims.get("email_verified") is not True:
         raise Refused("its issuer has not verified the email that names it")
+    if "cnf" in claims:  # who stole it could not use it elsewhere (RFC 7800, 8705, 9449)
+        raise Refused("it is bound to a key (cnf), and brokers take no proof of that key")
     if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
         raise Refused(f"its claim {provider.groups_claim} is no list of texts")
     kept: dict[str, Any] = {one: claims[one] for one in _PROVIDER_CLAIMS if one in claims}

@@ -1,8 +1,8 @@
 """Keys of an OpenID Connect issuer: read by a thread of their own, and never waited for.
 
-Keys are read at the start, every five minutes, and a minute after the last time at the earliest when a token
-names one that is not known.  Until then such a token is refused with IssuerUnavailable, which clients try
-again; once the issuer has been asked, a key that it does not have is not accepted.
+Keys are read at the start, every five minutes, and when a token names one that is not known, which is done
+once a minute at most.  Until then such a token is refused with IssuerUnavailable, which clients try again;
+once the issuer has been asked, a key that it does not have is not accepted.
 
 Where reading fails, the keys of before hold for a day.  Then no token of the issuer is accepted.
 
@@ -26,7 +26,7 @@ from danube.host import clock, telemetry
 from danube.host.credentials import Key, Refused, issuer_keys
 
 EVERY_S: Final = 300.0
-LEAST_S: Final = 60.0  # between two readings, whatever tokens name
+LEAST_S: Final = 60.0  # between two readings for tokens, whatever these name
 RETRY_S: Final = 10.0  # after one that failed
 KEPT_NS: Final = 86_400 * 1_000_000_000  # after the last one that did not
 DOCUMENT_BYTES_MAX: Final = 1 << 20
@@ -124,11 +124,14 @@ class IssuerKeys:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        resting_s = 0.0  # until keys may be read for a token again
         while not self._stopping.is_set():
             if not self.read():
                 self._stopping.wait(RETRY_S)
-            elif not self._stopping.wait(self._least_s):
-                self._wake.wait(EVERY_S - self._least_s)
+                resting_s = max(0.0, resting_s - RETRY_S)
+            elif not self._stopping.wait(resting_s):
+                named = self._wake.wait(EVERY_S - resting_s)
+                resting_s = self._least_s if named else 0.0
 
     def read(self) -> bool:
         """Read the keys; return whether that went well."""

@@ -32,6 +32,7 @@ UNREACHABLE = (
     "403 Forbidden", "404 Not Found", "410 Gone", "Could not find artifact", "Could not resolve",
     "Could not transfer", "no matching package", "failed to download", "dial tcp", "no such host",
     "spurious network error", "failed to get `", "i/o timeout", "Unknown host", "is not available",
+    "npm error network", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from danube.core.security.principals import Principal
 from danube.errors import ConfigInvalid, DanubeError, IssuerUnavailable, NotAuthenticated, TokenExpired
 from danube.host import issuer as issuer_module
 from danube.host.clock import wall_us
-from danube.host.credentials import Credentials, Provider, issuer_keys, secret_key
+from danube.host.credentials import Credentials, Provider, Refused, issuer_keys, secret_key
 from danube.host.issuer import DOCUMENT_BYTES_MAX, KEPT_NS, WANTED_MAX, IssuerKeys, check_address
 from tests.broker_process import wait_until
 from tests.certificates import Authority
@@ -137,6 +137,7 @@ BAD: dict[str, tuple[Callable[[Issuer], str], str]] = {
     "type of another use": (lambda one: one.token("a", typ="logout+jwt"), "its header"),
     "no end": (lambda one: one.token("a", exp=None), "exp"),
     "not yet": (lambda one: one.token("a", nbf=int(time.time()) + 3_600), "not valid yet"),
+    "bound to a key": (lambda one: one.token("a", cnf={"jkt": "x"}), "no proof"),
     "groups a text": (lambda one: one.token("a", groups="admins"), "no list of texts"),
     "groups of numbers": (lambda one: one.token("a", groups=[1]), "no list of texts"),
     "groups a table": (lambda one: one.token("a", groups={"admins": 1}), "no list of texts"),
@@ -356,13 +357,25 @@ def test_the_thread_reads_at_the_start_and_when_a_token_names_a_new_key(issuer: 
 def test_tokens_do_not_have_keys_read_all_the_time(issuer: Issuer) -> None:
     keys = IssuerKeys(issuer.name)
     keys.start()
-    wait_until(lambda: taken(keys, issuer.token("a")), 60, "the keys are read")
-    for number in range(100):
-        with pytest.raises(IssuerUnavailable):
-            keys.find(f"forged-{number}")
+    for time_of_it in ("at the start", "for a token"):
+        wait_until(lambda: taken(keys, issuer.token("a")), 60, f"the keys are read {time_of_it}")
+        for number in range(100):
+            with pytest.raises((IssuerUnavailable, Refused)):
+                keys.find(f"forged-{number}")
+        wait_until(lambda: len(issuer.asked) == 4, 60, "the keys are read for a token")
     keys.stop()
     keys._thread.join(60)
-    assert issuer.asked == [CONFIGURATION, KEYS]
+    assert issuer.asked == [CONFIGURATION, KEYS] * 2
+
+
+def test_a_key_that_is_new_just_after_a_reading_is_read_at_once(issuer: Issuer) -> None:
+    keys = IssuerKeys(issuer.name)
+    assert keys.read()
+    keys.start()
+    wait_until(lambda: issuer.asked.count(KEYS) == 2, 60, "the thread has read the keys")
+    issuer.use("two")
+    wait_until(lambda: taken(keys, issuer.token("a", kid="two")), 30, "the new key is read")
+    keys.stop()
 
 
 def test_an_issuer_that_is_away_at_the_start_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from danube import sync
 from tests import fork_server
 from tests.broker_process import ROOT, BrokerProcess, free_port, wait_until
+from tests.certificates import Authority
 from tests.fakes.s3_proxy import Fault, S3Proxy
 from tests.s3_server import S3Server
 
@@ -119,6 +122,38 @@ def test_a_store_that_refuses_from_the_start_is_told_and_used_once_it_is_mended(
         status = asked(process.address)
         assert status["store"]["answers"] and status["unconfirmed"] == status["errors"] == 0
         assert status["topics"][0]["uploaded_bytes"] >= RECORDS * RECORD_BYTES
+    finally:
+        proxy.stop()
+
+
+def test_a_store_with_a_bad_certificate_is_told_and_used_once_it_has_a_good_one(
+    broker: Callable[..., BrokerProcess], s3_server: S3Server, tmp_path: Path
+) -> None:
+    authority, context = Authority(tmp_path / "tls"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def present(names: str, days: int) -> None:
+        files = authority.sign("store", names, days=days)
+        context.load_cert_chain(files.cert_file, files.key_file)
+
+    present("IP:127.0.0.1", -1)
+    proxy = S3Proxy("127.0.0.1", s3_server.port, client=s3_server.client(), tls=context).start()
+    try:
+        store = s3_server.environ(s3_server.make_bucket(), "p", endpoint=proxy.endpoint)
+        trusted = {"SSL_CERT_FILE": str(authority.cert)}
+        process = broker(workers=1, environment={**SEALING, **store, **trusted})
+        publish(process.address)
+        seal(process.address)
+        check_exposed(refused(process.address, "its certificate has expired"))
+        assert not proxy.count(), "no request went out"
+        present("IP:127.0.0.1", 2)
+        wait_until(lambda: not asked(process.address)["pending_bytes"], 120, "everything is off the host")
+        assert asked(process.address)["store"]["answers"]
+        present("IP:127.0.0.2", 2)
+        plain = fork_server.run(
+            [sys.executable, "-m", "danube", "verify", store["DANUBE_STORAGE__URL"]],
+            environment={**os.environ, **store, **trusted}, cwd=ROOT,
+        )  # fmt: skip
+        assert plain.returncode == 12 and "its certificate is for another name" in plain.stderr
     finally:
         proxy.stop()
 

@@ -9,6 +9,8 @@ requests meet which failure, how often and how many times; the first one that fi
     proxy.add(Fault("hang_after", matches=lambda request: request.method == "PUT", times=1))
     proxy.refuse()       # nobody listens any more
     proxy.resume()
+
+With a context it speaks TLS; what the context loads holds for connections from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import re
 import socket
 import socketserver
+import ssl
 import struct
 import threading
 import time
@@ -93,11 +96,13 @@ class S3Proxy:
     """``endpoint`` is what a store is told; it stays the same over refuse() and resume()."""
 
     def __init__(
-        self, host: str, port: int, *, client: Any = None, seed: int = 0, listens: str = "127.0.0.1"
-    ) -> None:
+        self, host: str, port: int, *, client: Any = None, seed: int = 0, listens: str = "127.0.0.1",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:  # fmt: skip
         self.requests: list[Request] = []
         self._target = (host, port)
         self._address = listens
+        self._tls = tls
         self._client = client  # a bare client of the server, for damage_stored
         self._faults: list[Fault] = []
         self._random = random.Random(seed)
@@ -110,7 +115,7 @@ class S3Proxy:
 
     @property
     def endpoint(self) -> str:
-        return f"http://{self._address}:{self._port}"
+        return f"{'https' if self._tls else 'http'}://{self._address}:{self._port}"
 
     def start(self) -> S3Proxy:
         self._closing.clear()
@@ -191,6 +196,11 @@ class S3Proxy:
         self._client.put_object(bucket, key, BytesIO(data), len(data))
 
     def serve(self, connection: socket.socket) -> None:
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                return  # the client did not take the certificate
         with self._lock:
             self._open.add(connection)
         upstream = http.client.HTTPConnection(*self._target, timeout=HANG_S)

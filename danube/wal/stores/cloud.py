@@ -40,6 +40,7 @@ from danube.wal.stores.objects import (
     open_source,
     write_exactly,
 )
+from danube.wal.stores.refused_tls import rustls_failure
 from danube.wal.stores.retries import Retries
 from danube.wal.stores.s3_answers import hint_for
 
@@ -260,6 +261,9 @@ class CloudStore:
                     what, why="the upload is not known there any more", store=self.name, key=key
                 )
             return ObjectMissing(f"there is no object {key}", store=self.name, key=key)
+        tls = rustls_failure(str(error))
+        if tls is not None:
+            return StoreRefused(what, why=tls.why, hint=tls.hint, store=self.name)
         found = _STATUS.search(str(error))
         status = int(found[1]) if found else 0
         why = f"it answered {status}" if status else type(error).__name__

@@ -58,6 +58,7 @@ from danube.wal.stores.objects import (
     read_exactly,
     write_exactly,
 )
+from danube.wal.stores.refused_tls import openssl_failure
 from danube.wal.stores.retries import Retries
 from danube.wal.stores.s3_answers import code_of, content_range, failure, retry_after_s
 
@@ -434,9 +435,11 @@ def _run_parallel(calls: Sequence[Callable[[], None]], parallel: int) -> None:
 
 def _unreachable(error: Exception) -> StoreUnavailable | StoreRefused:
     """In words of ours: messages of the library below hold addresses of objects in memory."""
+    if isinstance(error, urllib3.exceptions.MaxRetryError):  # of the pool that asks for credentials
+        error = error.reason or error
     if isinstance(error, urllib3.exceptions.SSLError):
-        hint = "check storage.endpoint and SSL_CERT_FILE"
-        return StoreRefused("unreachable", why="TLS failed", hint=hint, unreachable=True)
+        why, hint = openssl_failure(error.args[0] if error.args else None)
+        return StoreRefused("unreachable", why=why, hint=hint, unreachable=True)
     why = _REASONS.get(type(error).__name__, "the connection broke")
     return StoreUnavailable("unreachable", why=why, unreachable=True)
 

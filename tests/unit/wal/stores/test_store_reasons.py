@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +17,6 @@ from danube.config.sections import Secret, StorageSettings
 from danube.errors import StoreRefused, StoreUnavailable, WrongState
 from danube.wal.stores.retries import Pauses, Retries
 from danube.wal.stores.s3 import MinioStore
-from tests.certificates import Authority
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.s3_proxy import Fault, Request, S3Proxy
 
@@ -162,69 +157,3 @@ def test_the_banner_waits_a_moment_for_the_store_and_warns() -> None:
     assert told in (warnings(told, over_ns, clustered=True) or ("",))[0]
     local = SimpleNamespace(_served_ns=0, _mover=None, _controller=None)
     assert Supervisor._about_store(cast(Any, local), 9) == ()
-
-
-class Empty(BaseHTTPRequestHandler):
-    """A store without objects."""
-
-    def do_HEAD(self) -> None:
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        body = b"<Error><Code>NoSuchKey</Code></Error>"
-        self.send_response(404)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-class Quiet(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Most of these handshakes fail."""
-
-
-@pytest.mark.parametrize("harm", ["none", "expired", "of another name", "of another authority"])
-def test_tls_that_fails_is_told_and_a_warning_in_the_banner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
-    authority = Authority(tmp_path)
-    trusted = Authority(tmp_path / "other", "other") if harm == "of another authority" else authority
-    names = "IP:127.0.0.2" if harm == "of another name" else "IP:127.0.0.1"
-    files = authority.sign("store", names, days=-1 if harm == "expired" else 2)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.cert_file, files.key_file)
-    monkeypatch.setenv("SSL_CERT_FILE", str(trusted.cert))
-    with Quiet(("127.0.0.1", 0), Empty) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            check_tls(server.server_address[1], harm)
-        finally:
-            server.shutdown()
-
-
-def check_tls(port: int, harm: str) -> None:
-    settings = StorageSettings(
-        endpoint=f"https://127.0.0.1:{port}", access_key=Secret("k"), secret_key=Secret("s")
-    )
-    store = MinioStore(settings, "bucket", "p", retries=Retries(pauses=QUICK), environ={})
-    if harm == "none":
-        assert store.head("k") is None, "the same store is used where its certificate is good"
-        return
-    for ask in (lambda: store.head("k"), lambda: store.put("k", b"x"), lambda: list(store.list("k"))):
-        with pytest.raises(StoreRefused) as refused:  # not again and again, as an outage
-            ask()
-        assert refused.value.why == "TLS failed" and "SSL_CERT_FILE" in refused.value.hint
-    pulse = Pulse()
-    StoreHealth(store, cast(Any, [Link()]), pulse, lambda: None).failed(refused.value)
-    (warning,) = warnings(pulse.store_error, 0) or ()
-    assert "TLS failed" in warning and "check storage.endpoint and SSL_CERT_FILE" in warning
-    pulse.close()

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class TlsFailure(NamedTuple):
-    """What is wrong, and what an operator does about it."""
+    """Reason of a failure, and an operator's way out of it."""
 
     why: str
     hint: str

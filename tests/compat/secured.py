@@ -19,6 +19,7 @@ from tests.certificates import Authority
 SECRET = "a secret of thirty-two bytes, or more"
 ADMIN = "import danube.cli.upstream.admin as command; command.main()"
 CERTIFICATES = "SCENARIO_CERTIFICATES"  # names the file of the authorities that a scenario trusts
+WRITES, READS = "story-writes", "story-reads"  # the roles, and the service accounts that have them
 
 
 def admin_command(*words: str, **environment: str) -> str:
@@ -47,24 +48,30 @@ class Secured(NamedTuple):
         """Make the topic; one role may publish to it, another may consume."""
         admin_command("topics", "create", topic, "--dispatch-strategy", "reliable", **self.admin)
         name = topic.rpartition("/")[2]
-        for role, permissions in (("story-writes", "Lookup,Produce"), ("story-reads", "Lookup,Consume")):
+        for role, permissions in ((WRITES, "Lookup,Produce"), (READS, "Lookup,Consume")):
             admin_command("security", "roles", "create", role, "--permissions", permissions, **self.admin)
             place = ("--scope", "topic", "--resource", topic, "--roles", role)
             who = ("--principal-type", "service_account", "--principal-name", role)
             admin_command("security", "bindings", "create", f"{role}-{name}", *who, *place, **self.admin)
 
-    def tokens(self) -> dict[str, str]:
-        """The environment of a scenario: a token of each role."""
-        return {"SCENARIO_PRODUCER": token_of("story-writes"), "SCENARIO_CONSUMER": token_of("story-reads")}
+    def credentials(self) -> dict[str, str]:
+        """The environment of a scenario: a token of each role, and where their certificates and keys lie."""
+        return {
+            "SCENARIO_PRODUCER": token_of(WRITES), "SCENARIO_CONSUMER": token_of(READS),
+            "SCENARIO_HOLDERS": str(self.authority.parent),
+        }  # fmt: skip
 
 
 @contextmanager
 def secured(folder: Path) -> Iterator[Secured]:
-    """A broker with TLS that asks for tokens."""
+    """A broker with TLS that asks for tokens or certificates of clients."""
     authority = Authority(folder / "authority")  # rustls takes no broker that signed itself
     files = authority.sign("broker", "IP:127.0.0.1,DNS:localhost")
+    for name in (WRITES, READS):
+        authority.sign(name, f"URI:danube:service_account:{name}", "extendedKeyUsage=clientAuth")
     environment = {
         "DANUBE_TLS__CERT_FILE": files.cert_file, "DANUBE_TLS__KEY_FILE": files.key_file,
+        "DANUBE_TLS__CLIENT_CERTIFICATES": "optional", "DANUBE_TLS__CA_FILE": files.ca_file,
         "DANUBE_AUTH__MODE": "tls", "DANUBE_AUTH__JWT__SECRET_KEY": SECRET,
         "DANUBE_AUTH__SUPER_ADMINS": "user:admin",
     }  # fmt: skip

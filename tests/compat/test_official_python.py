@@ -228,7 +228,7 @@ def test_over_tls(over_tls: tuple[BrokerProcess, Path], tmp_path: Path, script: 
         scenario.wait()
 
 
-# -- upstream's story: roles, bindings, and three tokens ---------------------------------------------
+# -- upstream's story: roles, bindings, three tokens, and certificates in their place -----------------
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +238,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 @pytest.mark.parametrize("name", scenarios("tokens"))
-def test_roles_bindings_and_three_tokens(story: Secured, tmp_path: Path, name: str) -> None:
+def test_roles_bindings_and_credentials(story: Secured, tmp_path: Path, name: str) -> None:
     story.give(f"/default/tokens-{name}".replace("_", "-"))
-    with started(story.process, "tokens", name, tmp_path, story.authority, **story.tokens()) as scenario:
+    with started(story.process, "tokens", name, tmp_path, story.authority, **story.credentials()) as scenario:
         scenario.wait()
 
 

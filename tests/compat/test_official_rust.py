@@ -1,5 +1,6 @@
-"""The official Rust client, unchanged, over TLS with tokens; its scenarios are in ``tests/compat/rust``.
+"""The official Rust client, unchanged, over TLS with tokens and certificates.
 
+Its scenarios are in ``tests/compat/rust``.
 ``scripts/test`` builds them before its tests; without that, the first test here does.  The others are run by
 ``scripts/compat rust``.
 """
@@ -13,7 +14,7 @@ import pytest
 from tests.compat import run
 from tests.compat.secured import CERTIFICATES, Secured, secured
 
-NAMES = ("token-roles", "token-refused", "token-supplied")
+NAMES = ("token-roles", "token-certificates", "token-refused", "token-supplied")
 pytestmark = pytest.mark.timeout(run.BUILD_TIMEOUT_S)
 
 
@@ -32,11 +33,11 @@ def story(program: list[str], tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_over_tls(
+def test_credentials_over_tls(
     program: list[str], story: Secured, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story.give(f"/default/rust-{name}")
-    environment = {CERTIFICATES: str(story.authority), **story.tokens()}
+    environment = {CERTIFICATES: str(story.authority), **story.credentials()}
     held = run.run("rust", program, story.process, [name], environment)
     said = capsys.readouterr().out
     assert held and said == f"ok rust {name}\n", said + story.process.output_tail(2_000)

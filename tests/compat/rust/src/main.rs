@@ -2,7 +2,7 @@
 //!
 //! Usage: `danube-compat URL [SCENARIO...]`.  A scenario that needs the broker restarted prints `@restart`, or
 //! `@kill` for SIGKILL to all of it, and waits for a line on standard input.  With DANUBE_COMPAT_TRACE the client's warnings go to standard error.
-//! With SCENARIO_CERTIFICATES and tokens in the environment the scenarios of tokens run, and no others.
+//! With SCENARIO_CERTIFICATES and credentials in the environment the scenarios of tokens run, and no others.
 
 mod scenarios;
 mod schemas;
@@ -56,6 +56,7 @@ async fn main() {
             wanted,
             url,
             tokens::token_roles,
+            tokens::token_certificates,
             tokens::token_refused,
             tokens::token_supplied,
         );

@@ -1,10 +1,10 @@
-//! Tokens over TLS: each allows its holder's part and no more, and one that nobody signed is refused.
+//! Tokens and certificates over TLS: each allows its holder's part and no more, and a false one is refused.
 
 use std::env;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use danube_client::{DanubeClient, SubType};
+use danube_client::{DanubeClient, DanubeClientBuilder, SubType};
 
 use crate::steps::{ensure, numbered, read, reliable, send, Outcome, Reader, Step};
 
@@ -12,6 +12,7 @@ use crate::steps::{ensure, numbered, read, reliable, send, Outcome, Reader, Step
 pub const CERTIFICATES: &str = "SCENARIO_CERTIFICATES";
 const PRODUCER: &str = "SCENARIO_PRODUCER";
 const CONSUMER: &str = "SCENARIO_CONSUMER";
+const HOLDERS: &str = "SCENARIO_HOLDERS";
 const DENIED: i32 = 7;
 const UNAUTHENTICATED: i32 = 16;
 
@@ -22,20 +23,44 @@ async fn connect(url: &str, token: &str) -> Step<DanubeClient> {
     Ok(trusting.with_token(token).build().await?)
 }
 
+/// A client that shows the certificate of a service account.
+fn certified(url: &str, holder: &str) -> Step<DanubeClientBuilder> {
+    let place = format!("{}/{holder}", env::var(HOLDERS)?);
+    let (certificate, key) = (format!("{place}.pem"), format!("{place}.key"));
+    let builder = DanubeClient::builder().service_url(url);
+    Ok(builder.with_mtls(env::var(CERTIFICATES)?, certificate, key)?)
+}
+
 /// A producer's token publishes, a consumer's receives and acknowledges; each is refused the other's.
 pub async fn token_roles(url: &str, topic: &str) -> Outcome {
     let writes = connect(url, &env::var(PRODUCER)?).await?;
     let reads = connect(url, &env::var(CONSUMER)?).await?;
-    let producer = reliable(&writes, topic, "p").await?;
-    let mut reader = read(&reads, topic, "c", "s", SubType::Exclusive, &[]).await?;
+    each_its_part(&writes, &reads, topic).await
+}
+
+/// A certificate does what its holder's token does; beside a token of another it is refused.
+pub async fn token_certificates(url: &str, topic: &str) -> Outcome {
+    let writes = certified(url, "story-writes")?.build().await?;
+    let reads = certified(url, "story-reads")?.build().await?;
+    each_its_part(&writes, &reads, topic).await?;
+    let both = certified(url, "story-writes")?.with_token(env::var(CONSUMER)?);
+    no_producer(&both.build().await?, topic, UNAUTHENTICATED).await?;
+    let own = certified(url, "story-writes")?.with_token(env::var(PRODUCER)?);
+    let producer = reliable(&own.build().await?, topic, "own").await?;
+    send(&producer, 0..1).await
+}
+
+async fn each_its_part(writes: &DanubeClient, reads: &DanubeClient, topic: &str) -> Outcome {
+    let producer = reliable(writes, topic, "p").await?;
+    let mut reader = read(reads, topic, "c", "s", SubType::Exclusive, &[]).await?;
     send(&producer, 0..20).await?;
     let found = reader.take(20).await?;
     ensure(found == numbered(0..20), format!("out of order: {found:?}"))?;
     ensure(reader.drain().await?.is_empty(), "a message came twice")?;
     reader.close().await;
-    no_producer(&reads, topic, DENIED).await?;
-    no_consumer(&writes, topic, DENIED).await?;
-    no_producer(&writes, &format!("{topic}-x"), DENIED).await
+    no_producer(reads, topic, DENIED).await?;
+    no_consumer(writes, topic, DENIED).await?;
+    no_producer(writes, &format!("{topic}-x"), DENIED).await
 }
 
 /// A token that was changed, and none that is a token, are refused.

@@ -189,12 +189,13 @@ class Audit:
         refused = self.heads is not None and self.heads.refused
         moved = self._writer.place.number - self._told_number or refused
         if moved and (moved >= HEAD_LINES or now_us - self._told_us >= HEAD_US or now_us < self._told_us):
-            self.tell_head(now_us)
+            self.tell_head()
 
-    def tell_head(self, now_us: int) -> None:
-        """Name the head at once; if the metadata does not take it, the next sweep tries again."""
-        place = self._writer.place
+    def tell_head(self) -> None:
+        """Name the head at once; if the metadata does not take it now, the next sweep tries again."""
+        place, now_us = self._writer.place, self._now_us()
         if self.heads is not None and not self.heads.put(place, now_us):
+            self._told_us = 0
             return
         self._told_number, self._told_us = place.number, now_us
         _events.info("audit head", seq=place.number, hash=place.hash)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from danube import __version__
 from danube.broker.audit.audit import MEMBERS_CHAIN, open_audit
 from danube.broker.clustered.load_source import LoadSource
+from danube.broker.clustered.member_heads import keep_heads
 from danube.broker.processes import last_resort
 from danube.cluster.control.cluster_log import copy_exists
 from danube.cluster.control.dismissal import EXIT_DISMISSED, dismissed
@@ -213,12 +214,15 @@ class Controller:
         taking_part = loop.create_task(node.run(self._context.door))
         taking_part.add_done_callback(self._took_part)
         registering = self._register(node)
+        keeping = self._keep_heads(node)
         leaving = loop.create_task(self._leave_when_dismissed(node))
         leaving.add_done_callback(self._took_part)
         await self._stop.wait()
         leaving.cancel()
         if self._exit_code is None:
             await self._others_ended()
+        if keeping is not None:
+            keeping.cancel()
         if registering is not None and self._registration is not None:
             registering.cancel()
             await self._registration.leave()
@@ -242,6 +246,7 @@ class Controller:
             self._audit.tell(
                 HOST, f"member_{change.what}", change.node_id, source="controller", details=details
             )
+            self._audit.tell_head()  # changes are rare, and each is worth hiding
 
     async def _leave_when_dismissed(self, node: Node) -> None:
         """Stop the broker once the cluster has removed this member, because it may no longer serve."""
@@ -261,6 +266,16 @@ class Controller:
         proposals = Proposals(node.asked)
         self._registration = Registration(local, proposals, self._context.lease, load.report)
         task = self._loop.create_task(self._registration.run())
+        task.add_done_callback(self._took_part)
+        return task
+
+    def _keep_heads(self, node: Node) -> asyncio.Task[None] | None:
+        """Have the heads of the controller's chain in the metadata, once this host is registered."""
+        if self._audit is None or self._config is None or (registration := self._registration) is None:
+            return None
+        directory = self._config.audit_directory
+        keeping = keep_heads(self._audit, directory, node, lambda: registration.registered)
+        task = self._loop.create_task(keeping)
         task.add_done_callback(self._took_part)
         return task
 

@@ -547,7 +547,7 @@ class Worker:
         if self.cluster is not None:
             self.cluster.drain()
         elif self.audit is not None:  # a cluster that stops as a whole would not answer
-            self.audit.tell_head(clock.wall_us())
+            self.audit.tell_head()
         self.proposals.stop()
         self.shard.close()
         if self.shard.tiers is not None and self._mover is not None:

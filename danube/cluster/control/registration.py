@@ -120,6 +120,11 @@ class Registration:
         self._lease_id = 0  # 0: not registered
         self._reported_ns = 0
 
+    @property
+    def registered(self) -> bool:
+        """Return whether the cluster has taken this broker, whose lease may have ended since."""
+        return self._lease_id != 0
+
     async def run(self) -> None:
         """Run until cancelled."""
         while True:

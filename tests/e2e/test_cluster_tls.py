@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,19 @@ from danube.core.partition.policy import FailurePolicy
 from danube.core.protocol import native as wire
 from danube.host.tls import PEER_NAME, TlsFiles
 from tests.broker_cluster import BrokerCluster
-from tests.broker_process import BrokerProcess
+from tests.broker_process import BrokerProcess, free_port
 from tests.certificates import Authority
 from tests.e2e.test_native_tls import refuses_what_is_weak
 
 NAMES = "IP:127.0.0.1"
+ALERT = 21  # the first byte of a record of TLS that says what is wrong
+LISTENING = "0A"  # the state of such a socket in /proc/net/tcp
+GREETINGS = (  # of clients, browsers, HTTP/2, and of members before there was TLS
+    bytes(wire.control_frame(wire.Kind.HELLO, wire.Hello(client="test"))),
+    b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)),
+    bytes(64),
+)
 
 
 class Site:
@@ -31,6 +41,8 @@ class Site:
         self.server = self.servers.sign("server", NAMES)
         self.client = self.servers.sign("client", "URI:danube:service_account:app")
         self.cluster = BrokerCluster(place, 3)
+        self.metrics_port = free_port()
+        self.cluster.brokers[0].arguments += ["--metrics-port", str(self.metrics_port)]
         for broker in self.cluster.brokers:
             broker.environment |= {
                 "DANUBE_CLUSTER__CERT_FILE": self.node.cert_file,
@@ -127,6 +139,46 @@ def test_members_take_no_weak_tls(site: Site) -> None:
     """As the ports for clients in test_native_tls; a member of the cluster shows its certificate."""
     port = int(site.cluster.brokers[0].arguments[1].rpartition(":")[2])
     refuses_what_is_weak(port, "-cert", site.node.cert_file, "-key", site.node.key_file)
+
+
+def test_no_port_of_any_process_is_left_without_tls(site: Site) -> None:
+    """Every socket on which a process of a broker listens, whoever opened it."""
+    broker = site.cluster.brokers[0]
+    ports = listening(broker.pids)
+    members = int(broker.arguments[1].rpartition(":")[2])
+    assert ports >= {broker.port, broker.grpc_port, broker.admin_port, site.metrics_port, members}
+    for port in ports:
+        for greeting in GREETINGS:
+            answer = answered(port, greeting)
+            assert not answer or b"TLS" in answer or answer[0] == ALERT, (port, greeting, answer)
+
+
+def listening(pids: Iterable[int]) -> set[int]:
+    """Ports of TCP on which these processes listen."""
+    held = set()
+    for pid in pids:
+        with suppress(FileNotFoundError):  # a process of the schema compiler may have ended
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):
+                    held.add(os.readlink(descriptor))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in held:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+def answered(port: int, greeting: bytes) -> bytes:
+    """What a port says to this, until it closes the connection or is silent."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", port), 20) as connection, suppress(OSError):
+        connection.sendall(greeting)
+        connection.settimeout(20)
+        while part := connection.recv(4_096):
+            found += part
+    return found
 
 
 def test_who_has_no_certificate_of_the_cluster_is_no_broker(site: Site) -> None:

@@ -47,9 +47,9 @@ def test_its_user_and_group_are_those_of_the_chart() -> None:
     assert image == set(re.findall(r"(?:runAsUser|runAsGroup|fsGroup): (\d+)", chart)) == {"10001"}
 
 
-def test_only_the_wheel_goes_into_the_build() -> None:
+def test_only_the_wheel_and_its_versions_go_into_the_build() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
-    assert rules == ["*", "!dist/*.whl"]
+    assert rules == ["*", "!deploy/container/requirements.txt", "!dist/*.whl"]
 
 
 @pytest.mark.slow

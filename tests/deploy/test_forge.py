@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import subprocess
 import sys
@@ -73,6 +74,15 @@ def test_each_job_tests_the_pythons_that_are_promised() -> None:
     jobs = yaml.safe_load((FORGE / "workflows" / "ci.yml").read_text())["jobs"]
     promised = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     assert set(promised) <= set(jobs["test"]["strategy"]["matrix"]["python"])
+
+
+def test_a_weakness_is_reported_in_private_and_the_page_is_dated() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    assert "](../../security/advisories/new)" in text
+    assert (FORGE / "advisory.md").is_file() and "](.github/advisory.md)" in text
+    (reviewed,) = re.findall(r"Last reviewed on (\d{4}-\d{2}-\d{2})", text)
+    assert datetime.date.fromisoformat(reviewed) >= datetime.date(2026, 11, 28)
+    assert "## What is not promised" in text and "within seven days" in text
 
 
 def notes(version: str) -> subprocess.CompletedProcess[str]:

@@ -92,9 +92,9 @@ def test_a_broker_needs_its_prefix_alone_and_a_tenant_reads_its_topics_alone(
     for topic in (NORTH, SOUTH):
         publish(process.address, 0, COUNT, topic=topic)
     for topic in (NORTH, SOUTH):
-        wait_until(lambda topic=topic: gone_up(process.address, topic), 40, f"{topic} is in the store")
+        wait_until(lambda topic=topic: gone_up(process.address, topic), 90, f"{topic} is in the store")
     assert read(process.address, "earliest", COUNT, "all", NORTH) == [(n, payload(n)) for n in range(COUNT)]
-    wait_until(lambda: any(key.startswith("metadata/") for key in keys_of(theirs, bucket)), 30, "metadata")
+    wait_until(lambda: any(key.startswith("metadata/") for key in keys_of(theirs, bucket)), 90, "metadata")
     check_names(keys_of(theirs, bucket))
     north, south = folders(process.address)
     check_reader(users, north, south)
@@ -105,7 +105,7 @@ def test_a_broker_needs_its_prefix_alone_and_a_tenant_reads_its_topics_alone(
     assert told["problems"] == [] and told["objects"] >= 2
     with sync.connect(process.address) as client:
         client.admin.delete_topic(NORTH)
-    wait_until(lambda: not any(key.startswith(north) for key in keys_of(theirs, bucket)), 40, "north is gone")
+    wait_until(lambda: not any(key.startswith(north) for key in keys_of(theirs, bucket)), 90, "north is gone")
     assert any(key.startswith(south) for key in keys_of(theirs, bucket))
     output = process.output_path.read_text()
     assert "cannot be dropped" not in output and "AccessDenied" not in output

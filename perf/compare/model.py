@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from perf.turns import rounded
 
@@ -168,8 +170,7 @@ class Turn:
         return None if self.spent is None else getattr(self.spent, side) / max(1, self.records) * MILLION
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Median and range."""
 
     median: float
@@ -180,13 +181,7 @@ class Spread:
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         """Of what is known; None when nothing is."""
         known = [value for value in values if value is not None]
-        return cls(statistics.median(known), min(known), max(known)) if known else None
-
-    def line(self) -> list[float]:
-        return [rounded(self.median), rounded(self.low), rounded(self.high)]
-
-
-FIGURES = ("rate", "p50_us", "p99_us", "server_per_million", "client_per_million")
+        return cls(*map(rounded, (statistics.median(known), min(known), max(known)))) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,17 +214,12 @@ class Row:
 
     def line(self) -> dict[str, Any]:
         """For a line of history: spreads are [median, lowest, highest]."""
-        spreads = {name: spread.line() if (spread := getattr(self, name)) else None for name in FIGURES}
-        return {**vars(self), "level": self.level.label, **spreads}
+        return {**msgspec.to_builtins(self), "level": self.level.label}
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Row:
-        """The row that :meth:`line` wrote; ValueError when it is none."""
-        try:
-            spreads = {name: line[name] and Spread(*line[name]) for name in FIGURES}
-            return cls(**{**line, **spreads, "level": LABELLED[line["level"]]})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no line of a comparison: {error!r}") from None
+        """The row that :meth:`line` wrote; KeyError or ValueError when it is none."""
+        return msgspec.convert({**line, "level": LABELLED[line["level"]]}, cls)
 
 
 def summary(turns: list[Turn]) -> dict[str, Any]:

@@ -9,6 +9,10 @@ from typing import NamedTuple, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS_VARIABLE = "DANUBE_COMPARE_TOOLS"
+BOOT = (
+    f"import runpy, sys; sys.path.append({str(ROOT)!r}); del sys.argv[0];"
+    " runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 SYSTEM_FOLDERS = "/usr/sbin:/usr/lib/rabbitmq/bin:/opt/kafka/bin"  # often not on a user's PATH
 
 
@@ -84,8 +88,11 @@ class Jars(NamedTuple):
 
 
 def peers_python() -> list[str]:
-    """The Python of the peers' clients, as a command; the folder of a script is not searched for modules."""
-    return [str(tools_folder() / "bin" / "python"), "-P"]
+    """The Python of the peers' clients, as a command that a script follows.
+
+    The repository's modules come behind those of the peers, of which one is called danube, too.
+    """
+    return [str(tools_folder() / "bin" / "python"), "-P", "-c", BOOT]
 
 
 def no_package(package: str) -> str:

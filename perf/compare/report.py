@@ -10,6 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perf.compare.model import MEANINGS, Row, Spread, refuse_unfair
 from perf.compare.run import Skip
 from perf.report import replaced
@@ -58,8 +60,8 @@ def run_of(line: dict[str, Any]) -> Run:
         facts = dict(line)
         rows, skips = facts.pop("rows"), facts.pop("skips")
         del facts["kind"]
-        return Run(facts, list(map(Row.from_line, rows)), [Skip(**skip) for skip in skips])
-    except (KeyError, TypeError) as error:
+        return Run(facts, list(map(Row.from_line, rows)), msgspec.convert(skips, list[Skip]))
+    except (KeyError, ValueError) as error:
         raise ValueError(f"this is no line of a comparison: {error!r}") from None
 
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
-
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
 from perf.child import Window
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 64
 
 
-class Official:
-    """A window of calls; a topic is made by its first producer unless it is there."""
+class Official(Peer):
+    """A window of calls; its first producer makes a topic, and no call deletes one."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         taken = options["level"] == "taken"
         self.strategy = DispatchStrategy.NON_RELIABLE if taken else DispatchStrategy.RELIABLE
         self.producer: Any = None
@@ -40,9 +34,6 @@ class Official:
     async def create(self) -> None:
         await self._opened()
 
-    async def delete(self) -> None:
-        pass  # the client has no call for it
-
     async def _opened(self) -> Any:
         if self.producer is None:
             builder = self.client.new_producer().with_topic(self.topic).with_name("compare")
@@ -58,8 +49,6 @@ class Official:
 
     async def send(self, payload: bytes) -> None:
         await (await self._opened()).send(payload)
-
-    fill = publish
 
     async def subscribe(self, name: str) -> None:
         builder = self.client.new_consumer().with_topic(self.topic).with_consumer_name(name)

@@ -9,18 +9,17 @@ from typing import Any
 import danube
 from danube.errors import Overloaded
 from perf.child import Window
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 8
 BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 
 
-class Batches:
+class Batches(Peer):
     """``send_many``; ``batches()`` with one acknowledgement for each batch."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.batch = options.get("batch") or max(1, BATCH_BYTES // (options["size"] + 8))
         self.producer: Any = None
         self.consumer: Any = None
@@ -65,8 +64,6 @@ class Batches:
         if count % len(whole):
             await window.add(producer.send_many(whole[: count % len(whole)]))
         await window.end()
-
-    fill = publish
 
     async def send(self, payload: bytes) -> None:
         await (await self._producer()).send(payload)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 POLL_EVERY = 1_000
 CONSUME = 10_000
@@ -35,19 +31,15 @@ CONSUMER = {
 }
 
 
-class Kafka:
+class Kafka(Peer):
     """The client's own threads batch and fetch; its calls block, which is all that these processes do."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.server = {"bootstrap.servers": options["server"], "log_level": 3}
         self.failure: KafkaError | None = None
         self.reader: Consumer | None = None
         self.producer: Producer | None = None
-
-    async def open(self) -> None:
-        pass
 
     async def close(self) -> None:
         if self.reader is not None:
@@ -96,8 +88,6 @@ class Kafka:
         producer.produce(self.topic, payload, on_delivery=self._reported)
         if producer.flush(TIMEOUT_S) or self.failure:
             raise SystemExit(f"a record was not delivered: {self.failure}")
-
-    fill = publish
 
     async def subscribe(self, name: str) -> None:
         self.reader = Consumer({**self.server, **CONSUMER, "group.id": name})

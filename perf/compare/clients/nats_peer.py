@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 4_000
 AHEAD_BYTES_MAX = 16 << 20  # ahead of an ack: the server cuts off a reader that is 64 MiB behind
@@ -23,12 +19,11 @@ FILL_TIMEOUT_S = 60.0
 BYTES_MAX = 64 << 20  # in flight
 
 
-class JetStream:
+class JetStream(Peer):
     """Acknowledged publishes with a window; batches fetched, the last of each acknowledged for all."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.window = max(64, min(IN_FLIGHT, BYTES_MAX // options["size"]))
         self.ahead = max(64, min(2 * IN_FLIGHT, AHEAD_BYTES_MAX // options["size"]))
 

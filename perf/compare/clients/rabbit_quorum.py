@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import aio_pika
 from aio_pika import DeliveryMode, Message
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
 from perf.child import Window
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 500
 IN_FLIGHT_BYTES = 16 << 20
 PREFETCH = 1_000
 
 
-class Quorum:
+class Quorum(Peer):
     """A window of publishes that wait for their confirmation; one ack for what has come."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.window = max(16, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -53,8 +48,6 @@ class Quorum:
     async def send(self, payload: bytes) -> None:
         message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)
         await self.channel.default_exchange.publish(message, self.topic)
-
-    fill = publish
 
     async def subscribe(self, name: str) -> None:
         await self.channel.set_qos(prefetch_count=PREFETCH)

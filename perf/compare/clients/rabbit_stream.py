@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from rstream import Consumer, ConsumerOffsetSpecification, OffsetType, Producer
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 BATCH = 100
 FRAME_BYTES = 800_000  # of the 1 MiB that a frame may have
@@ -22,12 +18,11 @@ CREDIT = 50
 STORE_EVERY = 10_000  # records between two stored offsets, as the client's documentation advises
 
 
-class Stream:
+class Stream(Peer):
     """Publishes frames of up to 100 records and counts the confirmations."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.batch = max(1, min(BATCH, FRAME_BYTES // options["size"]))
         self.window = max(2 * self.batch, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
         place = {"host": "127.0.0.1", "port": options["stream_port"]}
@@ -77,8 +72,6 @@ class Stream:
 
     async def send(self, payload: bytes) -> None:
         await self.producer.send_wait(self.topic, payload)
-
-    fill = publish
 
     async def subscribe(self, name: str) -> None:
         self.name = name

@@ -5,31 +5,26 @@ The blocking client: with pipelines it is twice as fast as the one for asyncio, 
 
 from __future__ import annotations
 
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import ResponseError
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-
-from perf.compare.clients.roles import main
+from perf.compare.clients.roles import Peer, main
 
 PIPELINE = 500
 PIPELINE_BYTES = 4 << 20
 BLOCK_MS = 500
 
 
-class Streams:
-    """One pipeline after another; entries read by a group and acknowledged together."""
+class Streams(Peer):
+    """A pipeline at a time, the first makes the stream; entries read by a group and acked together."""
 
     command: tuple[str, ...] = ("XADD", "{topic}", "*", "p")
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.topic = options["topic"]
+        super().__init__(options)
         self.batch = max(1, min(PIPELINE, PIPELINE_BYTES // options["size"]))
         self.words = tuple(word.format(topic=self.topic) for word in self.command)
 
@@ -39,9 +34,6 @@ class Streams:
 
     async def close(self) -> None:
         self.client.close()
-
-    async def create(self) -> None:
-        pass  # the first XADD does
 
     async def delete(self) -> None:
         self.client.unlink(self.topic)
@@ -56,8 +48,6 @@ class Streams:
 
     async def send(self, payload: bytes) -> None:
         self.client.execute_command(*self.words, payload)
-
-    fill = publish
 
     async def subscribe(self, name: str) -> None:
         self.group = name

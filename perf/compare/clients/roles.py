@@ -1,11 +1,7 @@
 """What a client of a comparison does, whichever product it speaks to; perf/loads.py plays the roles, too.
 
-A script of this folder brings a peer and calls :func:`main`; it runs in the Python of the peers' clients.
-A peer is one product's Python client, used as its documentation would for speed, made from the options
-(the address, ``topic``, ``size``, ``level``).  Its coroutines: ``open`` and ``close`` a
-connection; ``create`` and ``delete`` the topic; ``publish(payloads, count)`` with some in flight until
-all are acknowledged; ``send(payload)`` one and wait; ``fill(payloads, count)`` in the cheapest way;
-``subscribe(name)`` from the start as a reader whose place is kept; ``receive()`` some and return how many.
+A script of this folder brings a :class:`Peer` and calls :func:`main`; it runs in the Python of the peers'
+clients.
 """
 
 from __future__ import annotations
@@ -19,6 +15,39 @@ from perf.child import Options, Role, go, payloads_of, percentiles, serve, timed
 from tests.child_process import told
 
 WARM_SENDS = 50
+
+
+class Peer:
+    """One product's Python client, used as its documentation would for speed.
+
+    Made from the options (the address, ``topic``, ``size``, ``level``).  A client brings ``send(payload)``,
+    which waits for the acknowledgement, ``subscribe(name)`` from the start as a reader whose place is kept,
+    and ``receive()``, which returns how many have come.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.topic = options["topic"]
+
+    async def open(self) -> None:
+        """Connect."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+    async def create(self) -> None:
+        """Make the topic."""
+
+    async def delete(self) -> None:
+        """Delete the topic."""
+
+    async def fill(self, payloads: list[bytes], count: int) -> None:
+        """Store these in the cheapest way."""
+        await self.publish(payloads, count)
+
+    async def publish(self, payloads: list[bytes], count: int) -> None:
+        """With some in flight, until all are acknowledged."""
+        raise NotImplementedError
 
 
 async def create(peer: Any, options: Options) -> Options:

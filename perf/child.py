@@ -28,6 +28,11 @@ async def go() -> None:
     await told().wait()
 
 
+def moments(started: int, records: int, ended: int = 0) -> Options:
+    """The result of a role: when it worked (until now by default), and on how many records."""
+    return {"started_ns": started, "ended_ns": ended or time.monotonic_ns(), "records": records}
+
+
 def payloads_of(size: int, count: int) -> list[bytes]:
     """Records of ``size`` bytes that differ from each other."""
     return [number.to_bytes(8, "little").ljust(size, b"x")[:size] for number in range(count)]

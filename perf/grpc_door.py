@@ -86,6 +86,14 @@ class GrpcBench:
             raise RuntimeError(result.stderr.strip() or f"the client ended with {result.returncode}")
         return dict(json.loads(result.stdout))
 
+    def sent(self, options: dict[str, Any], count: int, in_flight: int) -> dict[str, Any]:
+        """SendMessage over and over, every call answered with OK."""
+        port = self.broker.grpc_port
+        found = self.run_client("send", port, SEND_PATH, options["file"], count, in_flight)
+        if found["ok"] != count:
+            raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")
+        return found
+
     def send_rate(self, ports: list[int], files: list[str], count: int) -> float:
         """Calls/s of ``count`` calls of each file to its port, a connection each, IN_FLIGHT in all."""
         in_flight = max(1, IN_FLIGHT // len(files))
@@ -212,10 +220,7 @@ def latency(bench: Bench) -> Plan:
     count = door.count(LATENCY_CALLS)
 
     def danube() -> dict[str, Any]:
-        options = door.opened(producer)
-        found = door.run_client("send", bench.broker.grpc_port, SEND_PATH, options["file"], count, 1)
-        if found["ok"] != count:
-            raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")
+        found = door.sent(door.opened(producer), count, 1)
         return {"value": found["p50_us"], "p99_us": found["p99_us"], "max_us": found["max_us"]}
 
     def floor() -> dict[str, Any]:
@@ -240,9 +245,7 @@ def auth(bench: Bench) -> Plan:
     def spent_us(door: GrpcBench) -> float:
         options = door.opened(producer)
         before = cpu_seconds(door.broker.worker_pids)
-        found = door.run_client("send", door.broker.grpc_port, SEND_PATH, options["file"], count, IN_FLIGHT)
-        if found["ok"] != count:
-            raise RuntimeError(f"{found['ok']} of {count} calls were OK: {found['refusal']}")
+        door.sent(options, count, IN_FLIGHT)
         return (cpu_seconds(door.broker.worker_pids) - before) / count * 1e6
 
     return Plan(

@@ -15,7 +15,7 @@ from typing import Any
 import danube
 from danube.core.placement.workers import owner_of
 from danube.errors import Conflict
-from perf.child import Options, Pace, Window, go, payloads_of, percentiles, serve
+from perf.child import Options, Pace, Window, go, moments, payloads_of, percentiles, serve
 from perf.compare.clients import roles
 from perf.compare.clients.danube_native import Batches, OneByOne
 
@@ -45,10 +45,6 @@ async def delete_topics(options: Options) -> Options:
 def open_producer(client: Any, options: Options, name: str = "bench") -> Any:
     level = options["durability"]
     return client.producer(options["topic"], name=name, reliable=level != "memory", durability=level)
-
-
-def moments(started: int, records: int, ended: int = 0) -> Options:
-    return {"started_ns": started, "ended_ns": ended or time.monotonic_ns(), "records": records}
 
 
 async def topic_elsewhere(client: Any, options: Options) -> Options:

@@ -25,9 +25,9 @@ import uvloop
 
 import danube
 from danube.config.sections import Secret, StorageConfig
-from perf.child import Options, Window, go, percentiles, serve
+from perf.child import Options, Window, go, moments, percentiles, serve
 from perf.compare.clients.danube_native import IN_FLIGHT
-from perf.loads import moments, open_producer
+from perf.loads import open_producer
 from tests.child_process import told
 
 WAIT_S = 250.0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests import fork_server
-from tests.broker_process import ROOT
+from tests.fork_server import ROOT
 
 TIMEOUT_S = 300.0
 

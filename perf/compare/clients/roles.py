@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from perf.child import Options, Role, go, payloads_of, percentiles, serve, timed_us
+from perf.child import Options, Role, go, moments, payloads_of, percentiles, serve, timed_us
 from tests.child_process import told
 
 WARM_SENDS = 50
@@ -84,7 +84,7 @@ async def publish(peer: Any, options: Options) -> Options:
     await go()
     started = time.monotonic_ns()
     await peer.publish(payloads, count)
-    return {"started_ns": started, "ended_ns": time.monotonic_ns(), "records": count}
+    return moments(started, count)
 
 
 async def ack_latency(peer: Any, options: Options) -> Options:
@@ -129,7 +129,7 @@ async def replay(peer: Any, options: Options) -> Options:
         records = await peer.receive_all(options["record_count"])
     while records < options["record_count"]:
         records += await peer.receive()
-    return {"started_ns": started, "ended_ns": time.monotonic_ns(), "records": records}
+    return moments(started, records)
 
 
 def played(make: Callable[[Options], Any], role: Callable[..., Any]) -> Role:

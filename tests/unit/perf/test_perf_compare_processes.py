@@ -246,6 +246,19 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_peers_clients_share_needs_nothing_of_danube(tmp_path: Path) -> None:
+    """In their Python ``danube`` is the official client, and the repository's modules come behind it."""
+    theirs, script = tmp_path / "theirs", tmp_path / "script.py"
+    theirs.mkdir()
+    (theirs / "danube.py").write_text("official = True\n")
+    script.write_text("import danube, perf.compare.clients.roles\nprint(danube.official)\n")
+    found = subprocess.run(
+        [sys.executable, *places.peers_python()[1:], str(script)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(theirs)},
+    )  # fmt: skip
+    assert found.stdout == "True\n", found.stderr
+
+
 def test_on_a_bare_machine_every_peer_has_a_reason_and_danube_runs(bare: Path) -> None:
     for product in products():
         reasons = [product.missing(setting) for setting in product.settings]

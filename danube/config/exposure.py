@@ -5,25 +5,17 @@ A broker does not start with such a port unless it was told that this is meant (
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from danube.config.problems import Problem
 from danube.errors import ConfigInvalid
+from danube.host.local_socket import loopback
 
 if TYPE_CHECKING:
     from danube.config.loading import BrokerConfig
 
 HINT: Final = "listen on 127.0.0.1, or say that it is meant: --insecure (server.insecure: true)"
-
-
-def loopback(host: str) -> bool:
-    """Whether only this host reaches the address; a name other than localhost may be anything."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def open_doors(config: BrokerConfig) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,7 @@ from danube.errors import ConfigInvalid, InvalidArgument
 from danube.host import local_socket
 from danube.host.capacity import workers_wanted
 from danube.host.files import user_directory
+from danube.host.local_socket import loopback, loopback_address
 
 ENVIRONMENT_PREFIX: Final = "DANUBE_"
 
@@ -125,7 +126,14 @@ class BrokerConfig:
     @property
     def only_this_host(self) -> bool:
         """Whether only processes of this host reach the ports for clients."""
-        return self.server.host.startswith("127.") or self.server.host in ("localhost", "::1")
+        return loopback(self.server.host)
+
+    @property
+    def reflects(self) -> bool:
+        """Whether the gRPC ports describe themselves.  "auto": where only this host reaches them."""
+        if self.grpc.reflection == "auto":
+            return self.only_this_host
+        return self.grpc.reflection == "on"
 
     @property
     def local_socket(self) -> bool:
@@ -371,11 +379,6 @@ def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) 
         yield Problem(origins["storage.merge_below"], "storage.merge_below is above storage.merge_to")
 
 
-def _loopback(address: str) -> bool:
-    host = address.rpartition(":")[0]
-    return host.startswith("127.") or host in ("localhost", "[::1]")
-
-
 def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
     cluster = config.cluster
     if cluster.enabled and config.storage.restore != "never":
@@ -388,7 +391,7 @@ def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) ->
         yield Problem(origins[f"cluster.{missing[0]}"], f"cluster.{missing[0]} is missing", hint)
     hosts = cluster.metadata.partition("://")[2].partition("/")[0]
     others = [one for one in f"{cluster.seed_nodes},{cluster.join},{hosts}".split(",") if one]
-    if _loopback(cluster.raft_addr) and not all(map(_loopback, others)):
+    if loopback_address(cluster.raft_addr) and not all(map(loopback_address, others)):
         hint = "set it to this host's address or name, as the others know it"
         what = f"cluster.raft_addr {cluster.raft_addr} cannot be reached from other hosts"
         yield Problem(origins["cluster.raft_addr"], what, hint)

@@ -326,12 +326,15 @@ class GrpcConfig:
 
     ``advertised`` (``host:port``) is the address that lookups return; by default the address that the client
     dialled.  With a certificate and its key the port speaks TLS with these, whatever the section tls has.
+    ``reflection``: whether both gRPC ports describe themselves to tools; auto does where only this host
+    reaches them.
     """
 
     port: int = _integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
     cert_file: str = declare("", "cert_file", parse_text)
     key_file: str = declare("", "key_file", parse_text)
+    reflection: str = _choice("auto", "reflection", "auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

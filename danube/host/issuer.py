@@ -13,7 +13,6 @@ Reader:  the loop, which asks for a key and leaves the name of one that is missi
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import ssl
 import threading
@@ -24,6 +23,7 @@ from urllib.parse import SplitResult, urlsplit
 from danube.errors import ConfigInvalid, IssuerUnavailable
 from danube.host import clock, telemetry
 from danube.host.credentials import Key, Refused, issuer_keys
+from danube.host.local_socket import loopback
 
 EVERY_S: Final = 300.0
 LEAST_S: Final = 60.0  # between two readings for tokens, whatever these name
@@ -46,20 +46,13 @@ def check_address(text: str) -> SplitResult:
     """Return the parts of an address that keys may come from; ValueError says what is wrong with it."""
     parts = urlsplit(text)
     host = parts.hostname or ""
-    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and _near(host))):
+    if not host or (parts.scheme != "https" and not (parts.scheme == "http" and loopback(host))):
         raise ValueError("is not https, and http is for loopback alone")
     if parts.username is not None or parts.fragment or not text.isprintable() or " " in text:
         raise ValueError("has a user, a fragment or a space in it")
     if parts.port == 0:
         raise ValueError("has the port 0")
     return parts
-
-
-def _near(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # the name of a host, such as 127.example
-        return False
 
 
 class IssuerKeys:

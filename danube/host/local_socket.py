@@ -13,6 +13,7 @@ uses one asks for the user of the other end.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import random
 import socket
@@ -58,7 +59,7 @@ def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | N
     Also None if another process has the name; clients then use the port.
     """
     host = OWN_HOSTS.get(host, host)
-    if sys.platform != "linux" or not _loopback(host):
+    if sys.platform != "linux" or host == "localhost" or not loopback(host):
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -75,7 +76,7 @@ def listen(host: str, port: int, worker: int, backlog: int) -> socket.socket | N
 
 def dial(host: str, port: int) -> socket.socket | None:
     """A connection, not blocking, to this user's broker at a loopback address; None if TCP is the way."""
-    hosts = _LOCALHOST if host == "localhost" else (host,) if _loopback(host) else ()
+    hosts = _LOCALHOST if host == "localhost" else (host,) if loopback(host) else ()
     if sys.platform != "linux" or not hosts:
         return None
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,8 +104,17 @@ def unix(raw: Any) -> bool:
     return raw is not None and sys.platform != "win32" and raw.family == socket.AF_UNIX
 
 
-def _loopback(host: str) -> bool:
-    return host.startswith("127.") or host == "::1"
+def loopback(host: str) -> bool:
+    """Whether only this host reaches the address; a name other than localhost may be anything."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def loopback_address(address: str) -> bool:
+    """Whether only this host reaches ``host:port``."""
+    return loopback(address.rpartition(":")[0])
 
 
 def _name(host: str, port: int, worker: int) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from danube.server.proto import health_pb2, reflection_v1_pb2, reflection_v1alpha
-from tests.broker_process import ROOT
+from tests.broker_process import ROOT, BrokerProcess
 from tests.grpc_client import GrpcClient, GrpcError
 
+UNIMPLEMENTED = 12
 HEALTH = "/grpc.health.v1.Health/"
 DATA = {"danube.ProducerService", "danube.ConsumerService", "danube.Discovery", "danube.HealthCheck",
         "danube.StorageService", "danube.AuthService", "danube_schema.SchemaRegistry",
@@ -107,3 +109,18 @@ def test_reflection_answers_while_the_call_is_open(shared_broker: Any, pb: Any) 
             assert ask(file_containing_symbol=hidden).error_response.error_code == 5
             assert ask(end=True, file_by_filename="nothing").error_response.error_code == 5
             assert stream.wait_ended().code == 0
+
+
+@pytest.mark.parametrize("how", ["beyond this host", "turned off"])
+def test_reflection_is_not_served_unasked(tmp_path: Path, how: str) -> None:
+    arguments = ["--host", "0.0.0.0", "--insecure"] if how == "beyond this host" else []
+    environment = {} if arguments else {"DANUBE_GRPC__REFLECTION": "off"}
+    broker = BrokerProcess(tmp_path / "data", workers=1, arguments=arguments, environment=environment)
+    with broker as process:
+        for port in (process.grpc_port, process.admin_port):
+            with GrpcClient(f"127.0.0.1:{port}") as client:
+                for pb in (reflection_v1_pb2, reflection_v1alpha):
+                    path = f"/{pb.DESCRIPTOR.package}.ServerReflection/ServerReflectionInfo"
+                    request = pb.ServerReflectionRequest(list_services="*")
+                    ended = client.start(path, request, pb.ServerReflectionResponse).wait_ended()
+                    assert ended.code == UNIMPLEMENTED and "grpc.reflection" in ended.message

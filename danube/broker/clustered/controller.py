@@ -42,6 +42,7 @@ from danube.core.placement.balance import BalanceSettings
 from danube.core.security.principals import Identity, Principal
 from danube.errors import WrongState
 from danube.host import telemetry
+from danube.host.local_socket import loopback_address
 from danube.host.tls import TlsWatch
 from danube.ipc.counters import snapshot
 
@@ -318,13 +319,9 @@ def _warn(local: Local, raft_addr: str) -> None:
             why="they are on its disk only",
             hint="set storage.url to a store that all brokers reach",
         )
-    if _loopback(local.native_address) and not _loopback(raft_addr):
+    if loopback_address(local.native_address) and not loopback_address(raft_addr):
         _log.warning(
             "clients on other hosts are sent to an address that they cannot reach",
             address=local.native_address,
             hint="set server.host or server.advertised",
         )
-
-
-def _loopback(address: str) -> bool:
-    return address.startswith(("127.", "localhost:", "[::1]:"))

@@ -11,7 +11,7 @@ import click
 from danube.cli.broker.config import config_file_option
 from danube.cli.terminal.output import line, output_option, show
 from danube.cli.terminal.services import Services
-from danube.config.exposure import loopback
+from danube.host.local_socket import loopback
 
 if TYPE_CHECKING:
     from danube.cli.security.looking import Port, Seen

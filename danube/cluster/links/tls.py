@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from danube.errors import ConfigInvalid
+from danube.host.local_socket import loopback
 from danube.host.tls import Renewed, TlsFiles, mutual_context
 
 __all__ = ["TlsContexts", "TlsFiles", "broker_problem", "contexts", "identity_problem"]
@@ -81,7 +82,7 @@ def broker_problem(certificate: Mapping[str, Any] | None, host: str) -> str:
     names: list[tuple[str, str]] = list((certificate or {}).get("subjectAltName", ()))
     if any(kind == "URI" and name.startswith(NODE_URI) for kind, name in names):
         return ""
-    if certificate and host.startswith(("127.", "::1", "localhost")):
+    if certificate and loopback(host):
         return ""
     return identity_problem(certificate, "", host)
 

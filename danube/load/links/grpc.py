@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from danube.client.machine.tls import SCHEME, TlsOptions
 from danube.client.records.tokens import token_source
-from danube.config.exposure import loopback
 from danube.core.batch.columns import key_partitions
 from danube.errors import ClosedError, DanubeError, InvalidArgument
 from danube.host.clock import wall_us
+from danube.host.local_socket import loopback
 from danube.load.collector import Collector, Reader
 from danube.load.links.grpc_client import AGAIN, GrpcAnswer, GrpcCalls, GrpcStream
 from danube.load.links.links import Delivery, Place

@@ -101,7 +101,7 @@ class GrpcConnection(GrpcSocket):
                 self._refuse_http(stream)
             return
         if method is None:
-            hint = "ask gRPC reflection for what is"
+            hint = "the other gRPC port may serve it (grpc.port, admin.port, grpc.reflection)"
             self.answer_error(stream, NotSupported(f"{head.path} is not served on this port", hint=hint))
             return
         if self._door.guard is not None and asks(method.row) and not self._known(self._door.guard, [stream]):

@@ -88,7 +88,7 @@ def grpc_doors(worker: Worker, passing: ConnectionPassing | None = None) -> dict
     admin_door = door("admin", ADMIN_MESSAGE_BYTES_MAX)
     admin_door.methods.update(_admin_methods(broker))
     for each in (data_door, admin_door):
-        _add_common(each.methods, broker)
+        _add_common(each.methods, broker, reflects=worker.config.reflects)
     return {"grpc": data_door, "admin": admin_door}
 
 
@@ -131,11 +131,11 @@ def _admin_methods(broker: BrokerCalls) -> dict[str, Method]:
     return methods
 
 
-def _add_common(methods: dict[str, Method], broker: BrokerCalls) -> None:
-    """Add health and reflection, which list the services of their port."""
+def _add_common(methods: dict[str, Method], broker: BrokerCalls, *, reflects: bool) -> None:
+    """Add health and, if it is wanted, reflection, which list the services of their port."""
     names = [*services_in(methods), "grpc.health.v1.Health"]
     methods.update(methods_of(_services(health_pb2)["Health"], Health(broker, names)))
-    for module in (reflection_v1_pb2, reflection_v1alpha):
+    for module in (reflection_v1_pb2, reflection_v1alpha) if reflects else ():
         service = _services(module)["ServerReflection"]
         methods.update(methods_of(service, ServerReflection(module, names)))
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from danube import app
 from danube.cli.main import root
 from danube.cli.terminal.services import Services
-from danube.config.exposure import loopback, open_doors, refuse
+from danube.config.exposure import open_doors, refuse
 from danube.config.loading import BrokerConfig, load
 from danube.errors import ConfigInvalid, exit_code_of
+from danube.host.local_socket import loopback
 
 MEMBER = {"cluster.seed_nodes": "10.0.0.1:7650"}
 FILES = {f"cluster.{name}": name for name in ("cert_file", "key_file", "ca_file")}
@@ -28,18 +29,33 @@ def config_of(**flags: Any) -> BrokerConfig:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"])
 def test_only_this_host_reaches_loopback(host: str) -> None:
     assert loopback(host)
-    refuse(config_of(server__host=host))
+    config = config_of(server__host=host)
+    refuse(config)
+    assert config.only_this_host and config.reflects
 
 
 @pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.0.0.1", "broker.example", "fe80::1", "localhost.example"]
+    "host",
+    [
+        "0.0.0.0",
+        "::",
+        "10.0.0.1",
+        "broker.example",
+        "fe80::1",
+        "localhost.example",
+        "127.example",
+        "::1.example",
+    ],
 )
 def test_a_start_for_other_hosts_is_refused_and_says_what_to_set(host: str) -> None:
     with pytest.raises(ConfigInvalid, match="without encryption or authentication") as caught:
         refuse(config_of(server__host=host))
     assert exit_code_of(caught.value) == 11
     assert "--insecure" in caught.value.hint and "server.insecure" in caught.value.hint
-    refuse(config_of(server__host=host, server__insecure="true"))
+    meant = config_of(server__host=host, server__insecure="true")
+    refuse(meant)
+    assert not meant.only_this_host and not meant.reflects
+    assert config_of(server__host=host, server__insecure="true", grpc__reflection="on").reflects
     assert [key for key, _ in open_doors(config_of(server__host=host, server__insecure="true"))] == [
         "server.host"
     ]

@@ -98,6 +98,8 @@ def test_without_an_authority_those_of_the_system_hold() -> None:
         ((("IP Address", "10.0.0.1"),), "10.0.0.1", True),
         ((("IP Address", "10.0.0.1"),), "127.0.0.1", True),  # this broker itself
         ((("IP Address", "10.0.0.1"),), "10.0.0.2", False),
+        ((("IP Address", "10.0.0.1"),), "localhost.example", False),  # another host's name
+        ((("IP Address", "10.0.0.1"),), "127.example", False),
         ((("URI", "danube:user:a"),), "10.0.0.1", False),
         ((), "10.0.0.1", False),
     ],

@@ -352,11 +352,13 @@ class AdminConfig:
 class MetricsConfig:
     """Prometheus metrics over HTTP on ``server.host``; port 0 takes a free one, NO_PORT serves none.
 
-    Series with a topic as label are for ``topics_max`` topics, the oldest; the others are one together.
+    Series with a topic as label are for ``topics_max`` topics, the oldest; the others are one together.  All
+    series together are at most ``series_max``, whatever ``topics_max`` says.
     """
 
     port: int = declare(NO_PORT, "port", parse_port, show=show_port, most=65_535)
     topics_max: int = _integer(1_000, "topics_max", 0, 10_000)
+    series_max: int = _integer(10_000, "series_max", 1_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

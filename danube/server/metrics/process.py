@@ -26,6 +26,7 @@ from danube.host.tls import TlsPort, TlsWatch
 from danube.ipc.counters import snapshot
 from danube.server.metrics import text as metrics_text
 from danube.server.metrics.gathering import Gathering, MeasuredLink
+from danube.server.metrics.series import topics_within
 from danube.server.metrics.server import CONNECTIONS_MAX, MetricsServer
 from danube.server.metrics.text import Observed, ObservedMember
 from danube.server.tls import tls_ports
@@ -33,6 +34,7 @@ from danube.server.tls import tls_ports
 if TYPE_CHECKING:
     from danube.broker.processes.contexts import MetricsContext
     from danube.config.loading import BrokerConfig
+    from danube.config.sections import MetricsConfig
 
 HEARTBEAT_S: Final = 0.5
 CONTROLLER_MAX_S: Final = 1.0
@@ -47,7 +49,7 @@ def run_metrics(context: MetricsContext, config: BrokerConfig) -> None:
         name = partial(broker_id, context.settings.data_dir, clustered=config.cluster.enabled)
         insecure = any(exposure.open_doors(config))
         port = tls_ports(config).get("metrics") if config.tls.cert_file else None
-        runner.run(Metrics(context, config.metrics.topics_max, name, port, insecure=insecure).run())
+        runner.run(Metrics(context, config.metrics, name, port, insecure=insecure).run())
 
 
 class Metrics:
@@ -56,7 +58,7 @@ class Metrics:
     def __init__(
         self,
         context: MetricsContext,
-        topics_max: int,
+        bounds: MetricsConfig,
         broker: Callable[[], int],
         tls: TlsPort | None = None,
         *,
@@ -67,6 +69,8 @@ class Metrics:
         self._context = context
         self._broker = broker  # its id; a new member of a cluster has none at first
         self._insecure = insecure
+        self._series_max = bounds.series_max
+        topics_max = topics_within(bounds.series_max, bounds.topics_max, context.workers)
         self._gathering = Gathering(context.workers, topics_max)
         self._server = MetricsServer(self.page, metrics_text.CONTENT_TYPE)
         self._answers: dict[int, Measured] | None = None  # answers of the round that _text shows
@@ -109,7 +113,8 @@ class Metrics:
         answers = await self._gathering.answers()
         async with self._making:
             if answers is not self._answers:
-                self._text = metrics_text.text(self._observed(answers, await self._member_side()))
+                observed = self._observed(answers, await self._member_side())
+                self._text = metrics_text.text(observed, self._series_max)
                 self._answers = answers
             return self._text
 

@@ -12,7 +12,7 @@ from danube.ipc.counters import Counter
 
 TOPIC: Final = ("topic",)
 WORKER: Final = ("worker",)
-
+FEW: Final = frozenset({"version", "worker", "kind"})  # labels that clients cannot make more of
 
 Kind = Literal["gauge", "counter"]
 
@@ -24,6 +24,7 @@ class Family(NamedTuple):
     kind: Kind
     labels: tuple[str, ...]
     says: str
+    oldest: bool = False  # rows that become one are as the largest of them, not their sum
 
 
 # Sums of the workers' counters in shared memory.
@@ -103,6 +104,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     Family(
         "danube_storage_pending_seconds", "gauge", TOPIC,
         "For how long the oldest record of the topic that is not known to be off this host has been stored.",
+        oldest=True,
     ),
     Family("danube_storage_host_pending_bytes", "gauge", (), "The same bytes of all topics together."),
     Family(

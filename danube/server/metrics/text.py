@@ -17,11 +17,10 @@ from prometheus_client.registry import Collector
 from danube.cluster.control.calls import ClusterStatus
 from danube.core.partition.pending import HostMeasured
 from danube.server.metrics import table
+from danube.server.metrics.series import Series, within
 from danube.server.metrics.table import Family
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-Series = tuple[tuple[str, ...], float]  # values of the labels, and of the series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,22 +51,24 @@ class ObservedMember:
     lease_s: float
 
 
-def text(observed: Observed) -> bytes:
-    """The exposition of everything."""
+def text(observed: Observed, series_max: int) -> bytes:
+    """The exposition of everything, in at most ``series_max`` series."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Everything(observed))
+    registry.register(_Everything(observed, series_max))
     return exposition.generate_latest(registry)
 
 
 class _Everything(Collector):
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: Observed, series_max: int) -> None:
         self._observed = observed
+        self._series_max = series_max
 
     def collect(self) -> Iterator[Metric]:
         observed = self._observed
         found = {**_of_the_broker(observed), **_of_the_storage(observed)}
         if observed.member is not None:
             found |= _of_the_cluster(observed.member)
+        found = within(found, self._series_max)
         for family in table.FAMILIES:
             series = found.get(family.name)
             if series is not None:

@@ -29,7 +29,7 @@ def topics_within(series_max: int, topics_max: int, worker_count: int) -> int:
 
 
 def within(found: Found, series_max: int, growing: Mapping[str, Family] = GROWING) -> Found:
-    """Return ``found`` if its series are at most ``series_max``, else the last of ``growing`` families joined.
+    """Return ``found`` in at most ``series_max`` series: the last ones of ``growing`` families are joined.
 
     Families share the room evenly, and a family that needs less leaves the rest to the others.
     """

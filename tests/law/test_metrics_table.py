@@ -15,7 +15,7 @@ ROW = re.compile(r"\| `(danube_\w+)` \| (\w+) \| (.*?) ?\| (.+) \|")
 def test_the_document_is_the_table() -> None:
     rows = [match.groups() for line in DOCUMENT.read_text().splitlines() if (match := ROW.fullmatch(line))]
     listed = [(name, kind, tuple(re.findall(r"`(\w+)`", labels)), says) for name, kind, labels, says in rows]
-    assert listed == [tuple(family) for family in FAMILIES]
+    assert listed == [family[:4] for family in FAMILIES]
 
 
 def test_names_carry_the_kind_and_the_unit() -> None:

@@ -209,6 +209,7 @@ def test_a_policy_that_names_subscriptions_ends_live_consumers_of_others(site: S
             assert calls.receive(ids[1]).wait_ended(WITHIN_S).code == UNAVAILABLE, (
                 "as of an id that nobody has"
             )
+            assert [calls.health(1, one) for one in (*ids, ids[1] ^ 1)] == [0, 1, 1]
             own.close()
     finally:
         calls.close()

@@ -99,14 +99,11 @@ class SchemaGate:
         return None if version is None else (known, version)
 
     def _unfound(self, subject: str, schema_id: int, number: int) -> PayloadInvalid:
-        wanted = f"the topic keeps to subject {subject!r}"
-        known = self._metadata.state.registry.with_id(schema_id)
-        if known is None:
-            hint = "register the schema, and send the id that this gives"
-            return _invalid("schema_unknown", f"schema id {schema_id} does not exist", wanted, hint)
-        if known.subject != subject:
-            what = f"schema id {schema_id} is subject {known.subject!r}"
-            return _invalid("schema_other_subject", what, wanted, "send records of the topic's own subject")
+        known = self._metadata.state.registry.find(subject)
+        if known is None or known.schema_id != schema_id:  # of whom it is may not be the sender's to know
+            what = f"schema id {schema_id} is not that of subject {subject!r}"
+            hint = "register the schema for the topic's subject, and send the id that this gives"
+            return _invalid("schema_unknown", what, "the topic keeps to this subject", hint)
         what = f"subject {subject!r} has no version{f' {number}' if number else ''}"
         return _invalid(
             "schema_version_unknown", what, "it was deleted or never registered", "send another version"

@@ -47,12 +47,19 @@ class Sight(NamedTuple):
     def may(self, permission: str, topic: str) -> bool:
         return self.authority.decide(self.identity, permission, topic_resource(topic)).allowed
 
+    def consumes(self, topic: str, subscription: str) -> bool:
+        """Return whether the identity may be a consumer of this subscription."""
+        return self._allowed(NATIVE["SUBSCRIBE"], {"partition": topic, "subscription": subscription})
+
     def namespace(self, name: str) -> bool:
         return self.authority.visible(self.identity, somewhere_in(name))
 
     def subject(self, name: str) -> bool:
+        return self._allowed(ADMIN["schema.get"], {"args": {"subject": name}})
+
+    def _allowed(self, row: Row, request: object) -> bool:
         try:
-            judge(self.authority, self.identity, ADMIN["schema.get"], {"args": {"subject": name}}, self.state)
+            judge(self.authority, self.identity, row, request, self.state)
         except (NotAllowed, NotAuthenticated):
             return False
         return True

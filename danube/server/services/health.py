@@ -47,8 +47,10 @@ class HealthCheck:
         found = find_consumer(self._broker, consumer_id)
         if found is None:
             held = self._consuming.find(consumer_id)
-            return held is not None and self._broker.sight(call).may("Consume", held.place.name)
+            if held is None:
+                return False
+            return self._broker.sight(call).consumes(held.place.name, held.identity.subscription)
         record = self._broker.metadata.topic_with_id(found.topic_id)
-        if record is not None and not self._broker.sight(call).may("Consume", record.topic):
+        if record is not None and not self._broker.sight(call).consumes(record.topic, found.subscription):
             return False
         return self._broker.serves(found.topic_id, found.partition)

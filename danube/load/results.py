@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,16 +30,7 @@ def report_of(outcome: Outcome, statistics: Any, users: int) -> dict[str, Any]:
     plan = outcome.plan
     return {
         "passed": outcome.passed,
-        "findings": [
-            {
-                "kind": one.kind,
-                "where": one.where,
-                "count": one.count,
-                "what": one.what,
-                "examples": one.examples,
-            }
-            for one in outcome.findings
-        ],
+        "findings": [asdict(one) for one in outcome.findings],
         "run": {
             "id": outcome.run,
             "topic": outcome.place.topic,

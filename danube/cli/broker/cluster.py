@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,12 +28,17 @@ COMMANDS = {
     ),
 }
 
-_data_dir_option = click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    help="Data directory of a member here; default as for start.",
-)
 _node_id_option = click.option("--node-id", required=True, help="As `danube cluster status` shows it.")
+
+
+def _of_member_here(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that find a member on this host, and the form of the output."""
+    with_output = output_option()(click.pass_obj(command))
+    return click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        help="Data directory of a member here; default as for start.",
+    )(config_file_option(with_output))
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)
@@ -46,10 +52,7 @@ def cluster() -> None:
 
 
 @cluster.command("status", short_help="Show the members as this member knows them.")
-@_data_dir_option
-@config_file_option
-@output_option()
-@click.pass_obj
+@_of_member_here
 def status(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
     """Voters decide, learners only follow.
 
@@ -110,46 +113,31 @@ def _members(found: ClusterStatus) -> list[dict[str, object]]:
 @click.option(
     "--raft-addr", required=True, metavar="HOST:PORT", help="Address of the node for other members."
 )
-@_data_dir_option
-@config_file_option
-@output_option()
-@click.pass_obj
-def add_node(
-    services: Services, /, node_id: str, raft_addr: str, data_dir: Path | None, file: Path | None, output: str
-) -> None:
+@_of_member_here
+def add_node(services: Services, /, node_id: str, raft_addr: str, **here: Any) -> None:
     """Add a node as a learner.  A node with --join or --seed-nodes is added automatically."""
-    _change(services, data_dir, file, output, "add", node_id, raft_addr)
+    _change(services, "add", node_id, raft_addr, **here)
 
 
 @cluster.command("promote-node", short_help="Make a learner a voter.")
 @_node_id_option
-@_data_dir_option
-@config_file_option
-@output_option()
-@click.pass_obj
-def promote_node(
-    services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
-) -> None:
+@_of_member_here
+def promote_node(services: Services, /, node_id: str, **here: Any) -> None:
     """Make a learner a voter.  Refused until the learner has caught up."""
-    _change(services, data_dir, file, output, "promote", node_id)
+    _change(services, "promote", node_id, **here)
 
 
 @cluster.command("remove-node", short_help="Remove a voter or a learner.")
 @_node_id_option
-@_data_dir_option
-@config_file_option
-@output_option()
-@click.pass_obj
-def remove_node(
-    services: Services, /, node_id: str, data_dir: Path | None, file: Path | None, output: str
-) -> None:
+@_of_member_here
+def remove_node(services: Services, /, node_id: str, **here: Any) -> None:
     """Remove a node for good: it can return only as a new node with an empty data directory."""
-    _change(services, data_dir, file, output, "remove", node_id)
+    _change(services, "remove", node_id, **here)
 
 
 def _change(
-    services: Services, data_dir: Path | None, file: Path | None, output: str, what: str, node_id: str,
-    address: str = "",
+    services: Services, what: str, node_id: str, address: str = "", *, data_dir: Path | None,
+    file: Path | None, output: str,
 ) -> None:  # fmt: skip
     from danube.cli.broker.running import require_running
     from danube.cli.broker.stop import data_dir_of

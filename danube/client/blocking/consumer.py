@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from danube.client.aio.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.blocking.connection import BlockingConnection
-from danube.client.blocking.contexts import Context
+from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.reply import Plan
 from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
@@ -97,19 +97,8 @@ class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):
 
     def open(self) -> Self:
         """Subscribe to every partition; done by ``with``."""
-        if self._open_box is None:
-            self._check_openable()
-            try:
-                self._connection.run(self._opening())
-            except BaseException:  # also a signal's, behind the last answer
-                self._undo_open()
-                raise
+        open_whole(self, self._opening)
         return self
-
-    def _undo_open(self) -> None:
-        inbox, self._open_box = self._open_box, None
-        if inbox is not None:
-            self._connection.leave(inbox.close)
 
     def _opening(self) -> Plan[None]:
         session = self._connection.session

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from danube.client.aio.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
 from danube.client.blocking.connection import BlockingConnection
-from danube.client.blocking.contexts import Context
+from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.ack import Ack
 from danube.client.machine.reply import Plan, all_settled
 from danube.client.records.group import Group, SendFuture
@@ -45,19 +45,8 @@ class Producer(Handle[BlockingConnection, ProducerOptions, Outbox], Context):
 
     def open(self) -> Self:
         """Find or make the topic and open every partition; done by ``with``."""
-        if self._open_box is None:
-            self._check_openable()
-            try:
-                self._connection.run(self._opening())
-            except BaseException:  # also a signal's, behind the last answer
-                self._undo_open()
-                raise
+        open_whole(self, self._opening)
         return self
-
-    def _undo_open(self) -> None:
-        box, self._open_box = self._open_box, None
-        if box is not None:
-            self._connection.leave(box.close)
 
     def _opening(self) -> Plan[None]:
         self._open_box = yield from open_producer(self._connection.session, self._options)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from danube.cli.broker.config import config_file_option
+from danube.cli.terminal.arguments import together
 from danube.cli.terminal.lazy import Entry, LazyGroup
 from danube.cli.terminal.output import note, output_option, plain, show
 from danube.cli.terminal.services import Services
@@ -29,16 +29,16 @@ COMMANDS = {
 }
 
 _node_id_option = click.option("--node-id", required=True, help="As `danube cluster status` shows it.")
-
-
-def _of_member_here(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that find a member on this host, and the form of the output."""
-    with_output = output_option()(click.pass_obj(command))
-    return click.option(
+_of_member_here = together(
+    click.option(
         "--data-dir",
         type=click.Path(path_type=Path),
         help="Data directory of a member here; default as for start.",
-    )(config_file_option(with_output))
+    ),
+    config_file_option,
+    output_option(),
+    click.pass_obj,
+)
 
 
 @click.group(cls=LazyGroup, entries=COMMANDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -30,37 +29,29 @@ def bench() -> None:
     """
 
 
-def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-        address_option(),
-        click.option("-t", "--topic", type=topic_name, metavar="TOPIC", help="Use this topic and keep it."),
-        click.option("--size", type=arguments.size_bytes, default="100", show_default=True, metavar="BYTES"),
-        click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned."),
-        click.option("--reliable/--non-reliable", default=True, show_default=True),
-        click.option("--durability", type=click.Choice(["memory", "written", "fsync"]), help="[written]"),
-        output_option(),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_common_options = arguments.together(
+    address_option(),
+    click.option("-t", "--topic", type=topic_name, metavar="TOPIC", help="Use this topic and keep it."),
+    click.option("--size", type=arguments.size_bytes, default="100", show_default=True, metavar="BYTES"),
+    click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned."),
+    click.option("--reliable/--non-reliable", default=True, show_default=True),
+    click.option("--durability", type=click.Choice(["memory", "written", "fsync"]), help="[written]"),
+    output_option(),
+)
 
 
-def _volume_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = [
-        click.option("-c", "--count", type=click.IntRange(min=1), default=1_000_000, show_default=True),
-        click.option(
-            "--batch",
-            type=click.IntRange(1, 65_536),
-            default=1_000,
-            show_default=True,
-            help="Records per batch; 1: each by itself.",
-        ),
-        click.option("--producers", type=click.IntRange(1, 64), default=1, show_default=True),
-        click.option("--rate", type=click.IntRange(min=0), default=0, help="Records/s in all; 0: no bound."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_volume_options = arguments.together(
+    click.option("-c", "--count", type=click.IntRange(min=1), default=1_000_000, show_default=True),
+    click.option(
+        "--batch",
+        type=click.IntRange(1, 65_536),
+        default=1_000,
+        show_default=True,
+        help="Records per batch; 1: each by itself.",
+    ),
+    click.option("--producers", type=click.IntRange(1, 64), default=1, show_default=True),
+    click.option("--rate", type=click.IntRange(min=0), default=0, help="Records/s in all; 0: no bound."),
+)
 
 
 _consumers_option = click.option(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,18 +27,11 @@ SPAWN_RATE_DEFAULT = 10.0
 JUDGE_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 300  # until every process of --processes is there
 LOOPBACK = "127.0.0.1"
-_Command = Callable[..., Any]
 
 
-def _plan_option(option: Option) -> Callable[[_Command], _Command]:
+def _plan_option(option: Option) -> arguments.Decorator:
     shown = f"{option.help}  [{option.default}]" if option.default else option.help
     return click.option(f"--{option.name}", option.field, metavar=option.metavar, help=shown)
-
-
-def _plan_options(command: _Command) -> _Command:
-    for option in reversed(OPTIONS):
-        command = _plan_option(option)(command)
-    return command
 
 
 @click.command()
@@ -54,7 +46,7 @@ def _plan_options(command: _Command) -> _Command:
 @click.option("--headless/--web", default=True, show_default=True, help="Run at once, or open Locust's page.")
 @click.option("--web-host", default=LOOPBACK, show_default=True, help="Where the page listens.")
 @click.option("--web-port", type=click.IntRange(1, 65_535), default=8089, show_default=True)
-@_plan_options
+@arguments.together(*map(_plan_option, OPTIONS))
 @click.option("--csv", metavar="PREFIX", help="Write PREFIX_stats.csv, _stats_history.csv and _failures.csv.")
 @click.option("--html", metavar="FILE", help="Write Locust's report with its charts.")
 @click.option("--json", metavar="FILE", help="Write the result as JSON.")

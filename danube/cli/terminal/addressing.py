@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 from danube.cli.terminal import contexts
+from danube.cli.terminal.arguments import Decorator, together
 from danube.client.records.tokens import ENVIRONMENT_FILE
 from danube.errors import ConnectionFailed, TopicNotFound
 
@@ -66,22 +66,21 @@ def _with_origin(context: click.Context, param: click.Parameter, value: str | No
     return Address(read_address(value), "the default" if by_default else "--service-addr")
 
 
-def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def address_option(default: str | None = DEFAULT_URL) -> Decorator:
     """Where the broker is, with which files it is reached by TLS, and which token is shown."""
-    address = click.option(
-        "-s",
-        "--service-addr",
-        callback=_with_origin,
-        metavar="ADDRESS",
-        default=default,
-        show_default=default is not None,
-        envvar=ENVIRONMENT_NAME,
-        help="The broker's address; danube+tls://HOST:PORT for TLS.",
-    )
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for name, (variable, metavar, text) in reversed(_CONNECTING_OPTIONS.items()):
-            option = click.option(
+    return together(
+        click.option(
+            "-s",
+            "--service-addr",
+            callback=_with_origin,
+            metavar="ADDRESS",
+            default=default,
+            show_default=default is not None,
+            envvar=ENVIRONMENT_NAME,
+            help="The broker's address; danube+tls://HOST:PORT for TLS.",
+        ),
+        *(
+            click.option(
                 name,
                 callback=_to_environment,
                 metavar=metavar,
@@ -89,10 +88,9 @@ def address_option(default: str | None = DEFAULT_URL) -> Callable[[Callable[...,
                 expose_value=False,
                 help=text,
             )
-            command = option(command)
-        return address(command)
-
-    return decorate
+            for name, (variable, metavar, text) in _CONNECTING_OPTIONS.items()
+        ),
+    )
 
 
 def _to_environment(context: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -112,16 +110,12 @@ def _to_environment(context: click.Context, param: click.Parameter, value: str |
     context.find_root().call_on_close(restore)
 
 
-def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which part of a list is wanted: ``--prefix``, ``--after`` and ``--limit``."""
-    limit = click.IntRange(min=1)
-    for option in (
-        click.option("--limit", type=limit, help="At most this many."),
-        click.option("--after", default="", metavar="NAME", help="Only names behind this one."),
-        click.option("--prefix", default="", help="Only names that begin with it."),
-    ):
-        command = option(command)
-    return command
+# Which part of a list is wanted.
+page_options = together(
+    click.option("--prefix", default="", help="Only names that begin with it."),
+    click.option("--after", default="", metavar="NAME", help="Only names behind this one."),
+    click.option("--limit", type=click.IntRange(min=1), help="At most this many."),
+)
 
 
 def topic_name(value: str) -> str:

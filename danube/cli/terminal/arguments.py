@@ -1,9 +1,13 @@
-"""Readers for what users type: durations, sizes, start positions, attributes, subscription types."""
+"""Readers for what users type: durations, sizes, start positions, attributes, subscription types.
+
+Options that several commands have together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -11,6 +15,20 @@ from danube.config.quantities import parse_duration_ms, parse_size_bytes
 from danube.host.clock import wall_us
 
 MODES = ("exclusive", "shared", "fail-over", "failover", "key-shared", "key_shared")  # a hyphen is upstream's
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*parameters: Callable[[Any], Any]) -> Decorator:
+    """Return one decorator that adds all these options and arguments, in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for parameter in reversed(parameters):
+            command = parameter(command)
+        return command
+
+    return decorate
 
 
 class Position(NamedTuple):

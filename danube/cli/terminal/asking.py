@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from danube.cli.terminal.addressing import Address, address_option, explaining, suggest_topic
+from danube.cli.terminal.arguments import together
 from danube.cli.terminal.confirming import confirm
 from danube.cli.terminal.output import output_option, plain, show
 from danube.cli.terminal.services import Services
@@ -75,9 +76,8 @@ def broker_command(
                 show(found, output, columns)
             return None
 
-        command: Callable[..., Any] = click.pass_obj(update_wrapper(run, work))
-        for parameter in reversed((address_option(), *parameters, output_option(*forms, default=forms[0]))):
-            command = parameter(command)
+        given = together(address_option(), *parameters, output_option(*forms, default=forms[0]))
+        command = given(click.pass_obj(update_wrapper(run, work)))
         return group.command(name, short_help=short_help)(command)
 
     return decorate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -51,35 +50,30 @@ def quotas() -> None:
     """Show how much of their quotas namespaces and tenants use."""
 
 
-def _limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a policy; one left out keeps the present value, 0 takes the limit away."""
-    for name in reversed(_COUNTS):
-        command = click.option(f"--{name.replace('_', '-')}", type=click.IntRange(min=0))(command)
-    others = [
-        click.option("--max-message-size", type=arguments.size_bytes, help="Of a record's payload."),
-        click.option("--max-publish-bytes-per-topic", type=arguments.size_bytes, help="A second."),
-        click.option("--max-storage-bytes-per-topic", type=arguments.size_bytes),
-        click.option("--max-publish-bytes", type=arguments.size_bytes, help="A second, of all topics."),
-        click.option("--max-storage-bytes", type=arguments.size_bytes, help="Of all topics."),
-        click.option("--max-dispatch-bytes", type=arguments.size_bytes, help="A second, of all topics."),
-        click.option("--durability-min", type=click.Choice(["none", "written", "fsync"])),
-        click.option("--retention-max", "retention_max_ms", type=arguments.duration_ms),
-        click.option("--auto-create/--no-auto-create", default=None, help="Make topics that are used."),
-        click.option("--schema-required/--no-schema-required", default=None, help="For producers."),
-        click.option(
-            "--subscription-auth",
-            type=click.Choice(["none", "prefix"]),
-            help="prefix: subscriptions are named after who consumes.",
-        ),
-        click.option(
-            "--dead-letter-within",
-            type=click.Choice(["none", "tenant", "namespace"]),
-            help="Where dead letters may go to.",
-        ),
-    ]
-    for option in reversed(others):
-        command = option(command)
-    return command
+# Of a policy; one left out keeps the present value, 0 takes the limit away.
+_limits = arguments.together(
+    click.option("--max-message-size", type=arguments.size_bytes, help="Of a record's payload."),
+    click.option("--max-publish-bytes-per-topic", type=arguments.size_bytes, help="A second."),
+    click.option("--max-storage-bytes-per-topic", type=arguments.size_bytes),
+    click.option("--max-publish-bytes", type=arguments.size_bytes, help="A second, of all topics."),
+    click.option("--max-storage-bytes", type=arguments.size_bytes, help="Of all topics."),
+    click.option("--max-dispatch-bytes", type=arguments.size_bytes, help="A second, of all topics."),
+    click.option("--durability-min", type=click.Choice(["none", "written", "fsync"])),
+    click.option("--retention-max", "retention_max_ms", type=arguments.duration_ms),
+    click.option("--auto-create/--no-auto-create", default=None, help="Make topics that are used."),
+    click.option("--schema-required/--no-schema-required", default=None, help="For producers."),
+    click.option(
+        "--subscription-auth",
+        type=click.Choice(["none", "prefix"]),
+        help="prefix: subscriptions are named after who consumes.",
+    ),
+    click.option(
+        "--dead-letter-within",
+        type=click.Choice(["none", "tenant", "namespace"]),
+        help="Where dead letters may go to.",
+    ),
+    *(click.option(f"--{name.replace('_', '-')}", type=click.IntRange(min=0)) for name in _COUNTS),
+)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

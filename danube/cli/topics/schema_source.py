@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+
+from danube.cli.terminal.arguments import together
 
 COMPATIBILITIES = click.Choice(
     [
@@ -36,22 +37,17 @@ _WITHOUT_DEFINITION = ("bytes", "string", "number")
 _TYPE_BY_SUFFIX = {".avsc": "avro", ".proto": "protobuf", ".json": "json_schema"}
 
 
-def definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--type``, ``--file`` and ``--schema``."""
-    options = [
-        click.option(
-            "-t",
-            "--type",
-            "given_type",
-            metavar="TYPE",
-            help=f"{', '.join(TYPES)}; by default from the file's name (.avsc, .proto, .json).",
-        ),
-        click.option("-f", "--file", type=click.Path(), help="The definition; - is standard input."),
-        click.option("--schema", "text", metavar="TEXT", help="The definition itself."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+definition_options = together(
+    click.option(
+        "-t",
+        "--type",
+        "given_type",
+        metavar="TYPE",
+        help=f"{', '.join(TYPES)}; by default from the file's name (.avsc, .proto, .json).",
+    ),
+    click.option("-f", "--file", type=click.Path(), help="The definition; - is standard input."),
+    click.option("--schema", "text", metavar="TEXT", help="The definition itself."),
+)
 
 
 def schema_type(given: str | None, file: str | None) -> str:
@@ -134,18 +130,14 @@ class SchemaChoice:
         return Schema(subject=self.subject, version=self.version)
 
 
-def schema_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags, which travel as keywords that :func:`schema_choice` takes."""
-    options = [
-        click.option("--schema-subject", metavar="SUBJECT", help="Records name this subject's schema."),
-        click.option("--schema-version", type=_version, help="This version of it.  [latest]"),
-        click.option("--schema-min-version", type=_version, help="The latest, if it is at least this."),
-        click.option("--schema-file", type=click.Path(), help="Register this definition first."),
-        click.option("--schema-type", metavar="TYPE", help="Its type, if the file's name does not show it."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+# They travel as keywords that schema_choice() takes.
+schema_options = together(
+    click.option("--schema-subject", metavar="SUBJECT", help="Records name this subject's schema."),
+    click.option("--schema-version", type=_version, help="This version of it.  [latest]"),
+    click.option("--schema-min-version", type=_version, help="The latest, if it is at least this."),
+    click.option("--schema-file", type=click.Path(), help="Register this definition first."),
+    click.option("--schema-type", metavar="TYPE", help="Its type, if the file's name does not show it."),
+)
 
 
 def schema_choice(

@@ -5,7 +5,6 @@ It also waits until sealed segments are in the object store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import sleep
 from typing import Any, Final
 
@@ -43,49 +42,43 @@ def topics() -> None:
     """
 
 
-def _policy_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a topic's policy; one left out keeps the default, in update the present value."""
-    duration, size = arguments.duration_ms, arguments.size_bytes
-    options = [
-        click.option("--durability", type=click.Choice(["memory", "written", "fsync"])),
-        click.option(
-            "--retention-time", "retention_ms", type=duration, help="Delete older records; 0 keeps all."
-        ),
-        click.option("--retention-size", "retention_bytes", type=size, help="Per partition; 0: no bound."),
-        click.option(
-            "--retention-segments", type=click.IntRange(min=0), help="Sealed segments; 0: no bound."
-        ),
-        click.option(
-            "--cleanup",
-            type=click.Choice(["delete", "compact", "compact_delete"]),
-            help="delete: by retention; compact: keep the latest record of each key; or both.",
-        ),
-        click.option(
-            "--tombstone-retention",
-            "tombstone_retention_ms",
-            type=duration,
-            help="Keep a key's empty record this long when compacting.",
-        ),
-        click.option("--max-record-size", "max_record_bytes", type=size),
-        click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
-        click.option(
-            "--max-dispatch-rate",
-            type=click.IntRange(min=0),
-            help="Records a second per subscription.",
-        ),
-        click.option("--max-publish-rate", type=click.IntRange(min=0), help="Records a second; 0: no limit."),
-        click.option("--max-publish-bytes", type=size, help="Bytes a second; 0: no limit."),
-        click.option("--ack-timeout", "ack_timeout_ms", type=duration, help="Redeliver after this long."),
-        click.option("--max-redelivery-count", type=click.IntRange(min=0), help="Then --poison decides."),
-        click.option("--base-redelivery-delay", "base_redelivery_delay_ms", type=duration),
-        click.option("--max-redelivery-delay", "max_redelivery_delay_ms", type=duration),
-        click.option("--backoff", type=click.Choice(["fixed", "exponential"])),
-        click.option("--poison", type=click.Choice(["block", "drop", "dead_letter"])),
-        click.option("--dead-letter-topic", type=topic_name),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_duration, _size = arguments.duration_ms, arguments.size_bytes
+# Of a topic's policy; one left out keeps the default, in update the present value.
+_policy_options = arguments.together(
+    click.option("--durability", type=click.Choice(["memory", "written", "fsync"])),
+    click.option(
+        "--retention-time", "retention_ms", type=_duration, help="Delete older records; 0 keeps all."
+    ),
+    click.option("--retention-size", "retention_bytes", type=_size, help="Per partition; 0: no bound."),
+    click.option("--retention-segments", type=click.IntRange(min=0), help="Sealed segments; 0: no bound."),
+    click.option(
+        "--cleanup",
+        type=click.Choice(["delete", "compact", "compact_delete"]),
+        help="delete: by retention; compact: keep the latest record of each key; or both.",
+    ),
+    click.option(
+        "--tombstone-retention",
+        "tombstone_retention_ms",
+        type=_duration,
+        help="Keep a key's empty record this long when compacting.",
+    ),
+    click.option("--max-record-size", "max_record_bytes", type=_size),
+    click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
+    click.option(
+        "--max-dispatch-rate",
+        type=click.IntRange(min=0),
+        help="Records a second per subscription.",
+    ),
+    click.option("--max-publish-rate", type=click.IntRange(min=0), help="Records a second; 0: no limit."),
+    click.option("--max-publish-bytes", type=_size, help="Bytes a second; 0: no limit."),
+    click.option("--ack-timeout", "ack_timeout_ms", type=_duration, help="Redeliver after this long."),
+    click.option("--max-redelivery-count", type=click.IntRange(min=0), help="Then --poison decides."),
+    click.option("--base-redelivery-delay", "base_redelivery_delay_ms", type=_duration),
+    click.option("--max-redelivery-delay", "max_redelivery_delay_ms", type=_duration),
+    click.option("--backoff", type=click.Choice(["fixed", "exponential"])),
+    click.option("--poison", type=click.Choice(["block", "drop", "dead_letter"])),
+    click.option("--dead-letter-topic", type=topic_name),
+)
 
 
 def policy_fields(given: dict[str, Any]) -> dict[str, Any]:

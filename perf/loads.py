@@ -14,23 +14,12 @@ from typing import Any
 
 import danube
 from danube.core.placement.workers import owner_of
-from danube.errors import Conflict
 from perf.child import Options, Pace, Window, go, moments, payloads_of, percentiles, serve
 from perf.compare.clients import roles
 from perf.compare.clients.danube_native import Batches, OneByOne
 
 STAMP = struct.Struct("<Q")
 WARM = 50  # stamped records that are not counted
-
-
-async def make_topic(client: Any, options: Options) -> None:
-    """Create the topic unless another load of this run was first."""
-    try:
-        await client.admin.create_topic(
-            options["topic"], reliable=options["durability"] != "memory", durability=options["durability"]
-        )
-    except Conflict:
-        pass
 
 
 async def delete_topics(options: Options) -> Options:
@@ -47,24 +36,6 @@ def open_producer(client: Any, options: Options, name: str = "bench") -> Any:
     return client.producer(options["topic"], name=name, reliable=level != "memory", durability=level)
 
 
-async def topic_elsewhere(client: Any, options: Options) -> Options:
-    """``options`` with another topic, made here, that another worker owns."""
-    await make_topic(client, options)
-    owner = await owner_in(client, options["topic"], options["workers"])
-    for number in range(100):
-        other = {**options, "topic": f"{options['topic']}-{number}"}
-        await make_topic(client, other)
-        if await owner_in(client, other["topic"], options["workers"]) != owner:
-            return other
-        await client.admin.delete_topic(other["topic"])
-    raise SystemExit("no topic of 100 belongs to another worker")
-
-
-async def owner_in(client: Any, topic: str, workers: int) -> int:
-    """The worker that owns the topic's first partition."""
-    return owner_of((await client.admin.describe_topic(topic)).topic.topic_id, 0, workers)
-
-
 class Remote(Batches):
     """A client that another worker holds than the one of its topic.
 
@@ -73,12 +44,26 @@ class Remote(Batches):
 
     async def open(self) -> None:
         await super().open()
-        self.held = await topic_elsewhere(self.client, self.options)
-        self.holder = await open_producer(self.client, self.held).__aenter__()
+        owner = await self._owner_of_new(self.topic)
+        for number in range(100):
+            self.held = f"{self.topic}-{number}"
+            if await self._owner_of_new(self.held) != owner:
+                break
+            await self.client.admin.delete_topic(self.held)
+        else:
+            raise SystemExit("no topic of 100 belongs to another worker")
+        self.holder = await open_producer(self.client, {**self.options, "topic": self.held}).__aenter__()
+
+    async def _owner_of_new(self, topic: str) -> int:
+        """Make a topic; return the worker that owns its first partition."""
+        level = self.options["durability"]
+        await self.client.admin.create_topic(topic, reliable=level != "memory", durability=level)
+        topic_id = (await self.client.admin.describe_topic(topic)).topic.topic_id
+        return owner_of(topic_id, 0, self.options["workers"])
 
     async def close(self) -> None:
         await self.holder.__aexit__(None, None, None)
-        await self.client.admin.delete_topic(self.held["topic"])
+        await self.client.admin.delete_topic(self.held)
         crossed = any(worker["forwarded_in"] for worker in (await self.client.admin.status())["workers"])
         await super().close()
         if not crossed:

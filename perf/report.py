@@ -16,7 +16,7 @@ import math
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import starmap
@@ -85,39 +85,19 @@ class Line(msgspec.Struct, frozen=True):
     details: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class History:
-    """All lines in the order of their times, what was wrong with others, and how many are of other kinds."""
-
-    lines: list[Line]
-    errors: list[str]
-    others: int = 0
+def read_history(folder: Path, root: Path) -> list[Line]:
+    """All lines in the order of their times; ValueError names the file, as seen from ``root``, and line."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for _, line in _read(path, root) if line]
+    return sorted(lines, key=lambda line: line.time)  # stable: equal times keep the order of the files
 
 
-def read_history(folder: Path, root: Path) -> History:
-    """All ``*.jsonl`` of a folder; errors name files as seen from ``root``."""
-    lines: list[Line] = []
-    errors: list[str] = []
-    others = 0
-    for path in sorted(folder.glob("*.jsonl")):
-        for where, content in _numbered(path, root):
-            try:
-                line = _parsed(content)
-            except (ValueError, msgspec.MsgspecError) as error:
-                errors.append(f"{where}: {error}")
-                continue
-            if line is None:
-                others += 1
-            else:
-                lines.append(line)
-    lines.sort(key=lambda line: line.time)  # stable: equal times keep the order of the files
-    return History(lines, errors, others)
-
-
-def _numbered(path: Path, root: Path) -> Iterator[tuple[str, bytes]]:
+def _read(path: Path, root: Path) -> Iterator[tuple[bytes, Line | None]]:
     for number, content in enumerate(path.read_bytes().splitlines(), 1):
         if content.strip():
-            yield f"{path.relative_to(root)}:{number}", content
+            try:
+                yield content, _parsed(content)
+            except ValueError as error:
+                raise ValueError(f"{path.relative_to(root)}:{number}: {error}") from None
 
 
 def _parsed(content: bytes) -> Line | None:
@@ -135,14 +115,13 @@ def _parsed(content: bytes) -> Line | None:
     return line
 
 
-def trim(folder: Path, keep: int, variant: Callable[[Line], Hashable]) -> None:
+def trim(folder: Path, root: Path, keep: int) -> None:
     """Leave the newest ``keep`` lines of each variant and machine; those of other kinds stay."""
     seen: Counter[Hashable] = Counter()
     for path in sorted(folder.glob("*.jsonl"), reverse=True):
         kept: list[bytes] = []
-        for content in reversed([one for one in path.read_bytes().splitlines() if one.strip()]):
-            line = _parsed(content)
-            place = None if line is None else (variant(line), line.machine.key)
+        for content, line in reversed(list(_read(path, root))):
+            place = None if line is None else (variant_of(line), line.machine.key)
             seen[place] += 1
             if place is None or seen[place] <= keep:
                 kept.append(content + b"\n")
@@ -267,14 +246,13 @@ def complain(line: str) -> None:
 def main(words: list[str] | None = None) -> int:
     given = arguments(words)
     document, folder = given.root / "docs" / "performance.md", given.root / "perf" / "history"
-    history = read_history(folder, given.root)
-    for error in history.errors:
-        complain(error)
-    if history.errors:
-        complain("nothing was written: mend those lines, or take them out")
+    try:
+        lines = read_history(folder, given.root)
+    except ValueError as error:
+        complain(f"{error}\nnothing was written: mend that line, or take it out")
         return UNUSABLE
     try:
-        made = make(history.lines, document.read_text())
+        made = make(lines, document.read_text())
     except (OSError, ValueError) as error:
         complain(f"{document.relative_to(given.root)}: {error}")
         return UNUSABLE
@@ -284,9 +262,8 @@ def main(words: list[str] | None = None) -> int:
         return OUTDATED if outdated else 0
     document.write_text(made)
     if given.keep:
-        trim(folder, given.keep, variant_of)
-    others = f" ({history.others} lines of other kinds were left alone)" if history.others else ""
-    print(f"{len(history.lines)} lines{others}")
+        trim(folder, given.root, given.keep)
+    print(f"{len(lines)} lines")
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -109,7 +110,7 @@ class Bench:
         """``broker`` is one that runs already and is left running; without it one is started."""
         self.settings = settings
         self._stack = ExitStack()
-        self._numbers = itertools.count()
+        self._name, self._numbers = secrets.token_hex(4), itertools.count()
         self._broker = broker
         self.environment: dict[str, str] = {}  # of the broker that is started
         self._floor_port = 0
@@ -149,7 +150,7 @@ class Bench:
 
     def options(self, *, keep: bool = False, **more: Any) -> dict[str, Any]:
         """What every load needs, with a topic of its own that is deleted after the turn unless kept."""
-        topic = f"/default/bench-{id(self):x}-{next(self._numbers)}"
+        topic = f"/default/bench-{self._name}-{next(self._numbers)}"
         if not keep:
             self._topics.append(topic)
         return {

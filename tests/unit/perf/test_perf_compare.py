@@ -519,8 +519,7 @@ def test_what_was_recorded_last_can_be_printed_again(
 def test_the_reader_of_other_lines_leaves_these_alone(history: Path) -> None:
     lines = history.read_text().splitlines()
     history.write_text("\n".join(lines[1:]) + "\n")
-    found = read_history(history.parent, history.parent)
-    assert (found.lines, found.errors, found.others) == ([], [], 2)
+    assert read_history(history.parent, history.parent) == []
 
 
 def test_a_run_is_written_between_the_marks_and_nowhere_else(history: Path) -> None:

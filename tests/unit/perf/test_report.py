@@ -62,9 +62,7 @@ def add(root: Path, *lines: dict[str, Any] | str, file: str = "2026-11.jsonl") -
 
 
 def lines_of(root: Path) -> list[Line]:
-    history = read_history(root / "perf" / "history", root)
-    assert not history.errors
-    return history.lines
+    return read_history(root / "perf" / "history", root)
 
 
 def at(day: int, **fields: Any) -> dict[str, Any]:
@@ -157,7 +155,7 @@ def test_an_unknown_workload_is_shown_under_its_own_name(root: Path) -> None:
 def test_a_line_with_a_kind_is_left_to_who_wrote_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add(root, at(1), {"kind": "peers", "what": "ever"})
     assert report(root) == 0
-    assert "1 lines (1 lines of other kinds were left alone)" in capsys.readouterr().out
+    assert capsys.readouterr().out == "1 lines\n"
 
 
 def test_without_history_the_report_says_so(root: Path) -> None:
@@ -219,16 +217,6 @@ def test_a_damaged_line_is_named_and_nothing_is_written(
         assert error.startswith("perf/history/2026-11.jsonl:3: ") and sentence in error
         assert "nothing was written" in advice
     assert document(root) == DOCUMENT
-
-
-def test_every_damaged_line_is_told_at_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    add(root, "{", at(1), "}", file="2026-10.jsonl")
-    add(root, b"\xff".decode("latin-1"), file="2026-11.jsonl")
-    assert report(root) == 2
-    places = [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()[:-1]]
-    assert places == [
-        f"perf/history/{name}" for name in ("2026-10.jsonl:1", "2026-10.jsonl:3", "2026-11.jsonl:1")
-    ]
 
 
 @pytest.mark.parametrize("text", ["no markers", END + BEGIN, BEGIN, BEGIN + BEGIN + END])

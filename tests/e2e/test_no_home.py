@@ -54,10 +54,10 @@ def test_a_user_without_a_home_starts_a_broker(
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     own = tmp_path / "own"
     own.mkdir()
-    os.chown(own, USER, USER)
     prefix = confined(own, kernels)
     if not possible(prefix):
         pytest.skip("needs root, unshare and setpriv, and leave to mount")
+    os.chown(own, USER, USER)
     refused = subprocess.run([*prefix, "touch", "/tmp/written"], capture_output=True, text=True)
     assert "Read-only file system" in refused.stderr
     with (

@@ -119,7 +119,7 @@ COUNTED: dict[str, Attempt] = {
 }
 ELSEWHERE = {  # tests of rates and bytes, and of what has no number of things
     *SUMS_OF_ALL, "max_subscription_dispatch_rate", "max_message_size", "max_publish_rate_per_topic",
-    "max_publish_bytes_per_topic", "max_storage_bytes_per_topic", "retention_max_ms",
+    "max_publish_bytes_per_topic", "max_storage_bytes_per_topic", "retention_max_ms", "max_unacked",
 }  # fmt: skip
 
 

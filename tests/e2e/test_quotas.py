@@ -15,7 +15,7 @@ import pytest
 import danube
 from danube import sync
 from danube.core.placement.workers import owner_of
-from danube.errors import LimitExceeded, PolicyMismatch, QuotaExceeded, TopicNotFound
+from danube.errors import LimitExceeded, OperationTimeout, PolicyMismatch, QuotaExceeded, TopicNotFound
 from danube.server.proto import DanubeAdmin_pb2
 from tests import fork_server
 from tests.e2e.grpc_parts import EXHAUSTED, DanubeCalls
@@ -73,6 +73,30 @@ def test_policies_are_set_by_commands_hold_for_clients_and_outlive_the_broker(br
     assert cli(address, "namespaces", "delete", "team", "--yes", check=False).returncode == 4, "it has topics"
     cli(address, "namespaces", "create", "empty")
     cli(address, "namespaces", "delete", "empty", "--yes")
+
+
+def test_a_namespace_lowers_the_records_in_flight_and_all_come_as_they_are_acked(broker: Any) -> None:
+    address = broker(workers=1).address  # another worker would learn of the policy a moment later
+    cli(address, "namespaces", "create", "team")
+    with sync.connect(address) as client:
+        client.admin.create_topic("/team/t", partitions=2)
+        with client.consumer("/team/t", "s") as consumer, client.producer("/team/t") as producer:
+            cli(address, "namespaces", "set", "team", "--max-unacked", "3")
+            assert client.admin.namespace_policy("team")["effective"]["max_unacked"] == 3
+            sent = {b"%d" % number for number in range(60)}
+            for payload in sent:
+                producer.send(payload, key=payload)
+            held = [consumer.receive(timeout=10) for _ in range(6)]
+            with pytest.raises(OperationTimeout):
+                consumer.receive(timeout=0.5)
+            got = {record.payload for record in held}
+            for record in held:
+                record.ack()
+            while got < sent:
+                record = consumer.receive(timeout=10)
+                got.add(record.payload)
+                record.ack()
+    assert got == sent
 
 
 def test_clients_publish_at_the_rate_of_their_topic_and_lose_nothing(broker: Any) -> None:

@@ -33,6 +33,7 @@ from danube.core.batch.format import BatchHeader, stamp, unpack_header
 from danube.core.dispatch.cursor import CursorState
 from danube.core.dispatch.holed import UNUSED, HoledSubscription
 from danube.core.metadata.commands import SubscriptionSettings, TopicRecord
+from danube.core.metadata.policies import smallest
 from danube.core.partition.partition import Duplicate, Partition, ReservedPartition
 from danube.core.partition.policy import TopicPolicy
 from danube.core.partition.publish_rate import ANSWER_NS_MAX, PublishRate, SumRate
@@ -71,9 +72,11 @@ def failure_for(record: TopicRecord, subscription: str, asked: FailurePolicy | N
     return record.settings.get(subscription, _NONE).failure or asked or record.policy.failure
 
 
-def max_unacked_for(record: TopicRecord, subscription: str, asked: int = 0) -> int:
+def max_unacked_for(hosted: HostedPartition, subscription: str, asked: int) -> int:
     """Return the limit of unacked records; ``asked`` 0: the first SUBSCRIBE request named none."""
-    return record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
+    record, limits = hosted.record, hosted.limits
+    own = record.settings.get(subscription, _NONE).max_unacked or asked or record.policy.max_unacked
+    return own if limits is None else smallest(own, limits.max_unacked)
 
 
 def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) -> None:
@@ -86,9 +89,6 @@ def follow(hosted: HostedPartition, former: TopicRecord, record: TopicRecord) ->
             host.core.set_failure(now or record.policy.failure, own=now is not None)
         elif failure_for(record, name, host.core.asked.failure) != host.core.failure:
             host.core.set_failure(record.policy.failure, own=False)
-        max_unacked = max_unacked_for(record, name, host.core.asked.max_unacked)
-        if max_unacked != host.core.max_unacked:
-            host.core.set_max_unacked(max_unacked)
 
 
 _log = telemetry.events("hosted")
@@ -126,6 +126,7 @@ class HostedPartition:
         self.record = record
         self.delivery_flags = _COMPACTED if record.policy.compacts else 0
         self.publish_rate: PublishRate | None = None  # None: publishing is not limited
+        self.subscriptions: dict[str, HostedSubscription] = {}
         self.limit(None)
         self.index = index
         self.core = core
@@ -133,7 +134,6 @@ class HostedPartition:
         self.directory = directory
         self.log = log
         self.cursors = cursors
-        self.subscriptions: dict[str, HostedSubscription] = {}
         self.near: dict[HostedSubscription, None] = {}  # see danube.broker.partition.deliveries
         self.lossy: dict[str, LossyHost] = {}
         self.producers = Producers()
@@ -168,6 +168,10 @@ class HostedPartition:
         self.record_bytes_max = record_bytes_max(self.record, limits)
         self.dispatch_limits = dispatch_limits(self.record, limits, dispatch_sums)
         self.publish_rate = paced(self.publish_rate, self.record, limits, sums, clock.monotonic_ns())
+        for name, host in self.subscriptions.items():
+            max_unacked = max_unacked_for(self, name, host.core.asked.max_unacked)
+            if max_unacked != host.core.max_unacked:
+                host.core.set_max_unacked(max_unacked)
 
     def recall_producers(self) -> None:
         """Close the producers of a topic that its namespace would not let open now."""
@@ -505,7 +509,7 @@ class HostedPartition:
                 name,
                 state.mode,
                 state,
-                max_unacked=max_unacked_for(self.record, name, state.max_unacked),
+                max_unacked=max_unacked_for(self, name, state.max_unacked),
                 failure=failure_for(self.record, name, state.failure),
             )
             hole = self.hole_at(core.ack_floor)

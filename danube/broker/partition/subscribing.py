@@ -131,7 +131,7 @@ def _find_or_make(hosted: HostedPartition, request: Subscribe, mode: Mode) -> Ho
         name,
         mode,
         CursorState.at(mode, offset, max_unacked=request.max_unacked, failure=request.failure),
-        max_unacked=max_unacked_for(hosted.record, name, request.max_unacked),
+        max_unacked=max_unacked_for(hosted, name, request.max_unacked),
         failure=failure_for(hosted.record, name, request.failure),
     )
     added = hosted.add_subscription(name, core)

@@ -20,7 +20,7 @@ _tenant = click.argument("tenant")
 _COUNTS = (
     "max_topics", "max_partitions", "max_subjects", "max_producers_per_topic", "max_subscriptions_per_topic",
     "max_consumers_per_topic", "max_consumers_per_subscription", "max_subscription_dispatch_rate",
-    "max_publish_rate_per_topic", "max_publish_rate", "max_dispatch_rate",
+    "max_publish_rate_per_topic", "max_publish_rate", "max_dispatch_rate", "max_unacked",
 )  # fmt: skip
 
 

@@ -104,6 +104,7 @@ class LimitKeywords(TypedDict, total=False):
     dead_letter_within: str | None
     max_dispatch_rate: int | None
     max_dispatch_bytes: int | None
+    max_unacked: int | None
 
 
 def start_of(start: Start) -> tuple[str, int]:

@@ -7,8 +7,8 @@ tenant.  The metadata machine judges them (:mod:`danube.core.metadata.quotas`).
 ``max_publish_rate``, ``max_publish_bytes``, ``max_storage_bytes``, ``max_dispatch_rate``,
 ``max_dispatch_bytes``: such a sum too, over all brokers.  The owners of partitions judge it together
 (:mod:`danube.core.placement.shares`).
-``..._per_topic``, ``..._per_subscription`` and ``max_message_size``: each topic or subscription has it.  The
-smallest of the tenant's, the namespace's and the topic's own holds.
+``..._per_topic``, ``..._per_subscription``, ``max_message_size`` and ``max_unacked``: each topic or
+subscription has it.  The smallest of the tenant's, the namespace's and the topic's own holds.
 ``durability_min``, ``retention_max_ms``, ``auto_create``, ``schema_required``, ``subscription_auth``,
 ``dead_letter_within``: demands.  The strictest holds.
 
@@ -54,6 +54,7 @@ class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_within: str = ""  # "namespace" or "tenant": where dead letters may go to
     max_dispatch_rate: int = 0  # records a second to all subscriptions of all topics together
     max_dispatch_bytes: int = 0  # bytes a second, as they are delivered
+    max_unacked: int = 0  # records in flight of each subscription of a partition
 
     @property
     def limits_taking(self) -> bool:
@@ -101,7 +102,7 @@ DISPATCH: Final = ("max_dispatch_rate", "max_dispatch_bytes")
 SUMS_OF_ALL: Final = (*TAKING, *DISPATCH)
 # What a demand may say, the strictest last.
 WORDS: Final = {"subscription_auth": ("", "prefix"), "dead_letter_within": ("", "tenant", "namespace")}
-LATER: Final = (*SUMS_OF_ALL, *WORDS)  # left out where they say nothing
+LATER: Final = (*SUMS_OF_ALL, *WORDS, "max_unacked")  # left out where they say nothing
 
 
 def smallest(*limits: int) -> int:

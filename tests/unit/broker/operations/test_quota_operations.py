@@ -275,6 +275,55 @@ def test_the_dispatch_rate_of_a_namespace_is_shared_by_the_partitions(bench: Lim
     assert (hosted.dispatch_limits.per_second, hosted.limits) == (50, None)
 
 
+def test_a_namespace_lowers_the_records_in_flight_of_open_and_later_subscriptions(bench: Limited) -> None:
+    def bounds(topic: str = ORDERS) -> dict[str, int]:
+        found = bench.shard.partitions[topic].subscriptions
+        return {name: host.core.max_unacked for name, host in found.items()}
+
+    bench.consume("plain", "c")
+    bench.consume("asks", "c", max_unacked=20)
+    bench.ask("set_subscription_settings", topic=ORDERS, subscription="set", max_unacked=70)
+    bench.consume("set", "c")
+    bench.limit(max_unacked=50)
+    bench.consume("later", "c")
+    assert bounds() == {"plain": 50, "asks": 20, "set": 50, "later": 50}
+    bench.ask("put_tenant", name="acme", namespaces=["default"], quota={"max_unacked": 30})
+    bench.ask("update_topic", topic=ORDERS, policy={"max_unacked": 10})
+    assert bounds() == {"plain": 10, "asks": 20, "set": 30, "later": 10}
+    bench.limit(max_unacked=0)
+    bench.ask("delete_tenant", name="acme")
+    assert bounds() == {"plain": 10, "asks": 20, "set": 70, "later": 10}
+
+
+def test_a_subscription_that_is_read_from_its_cursor_has_the_bound_of_its_namespace(
+    bench: Limited, tmp_path: Path
+) -> None:
+    bench.limit(max_unacked=5)
+    bench.consume("s", "c")
+    bench.shard.close()
+    again = Limited(tmp_path)
+    again.proposals.state = bench.proposals.state
+    again.consume("other", "c")
+    assert again.shard.partitions[ORDERS].subscriptions["s"].core.max_unacked == 5
+    again.shard.close()
+
+
+def test_a_bound_that_is_lowered_below_what_is_in_flight_waits_for_acks(bench: Limited) -> None:
+    def delivered() -> list[int]:
+        bench.turn()
+        return [offset for offset, _ in bench.client.records()]
+
+    bench.limit(max_unacked=6)
+    consumer = bench.consume("s", "c", credit=100)
+    bench.publish(bench.client, numbered(20), bench.produce("p"))
+    assert delivered() == [*range(6)]
+    bench.limit(max_unacked=2)
+    bench.ack(bench.client, 0, 4, consumer)
+    assert delivered() == [], "two are in flight"
+    bench.ack(bench.client, 4, 5, consumer)
+    assert delivered() == [6], "one came free"
+
+
 def test_no_more_records_are_delivered_than_the_namespace_allows(
     bench: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,6 +339,7 @@ POLICY = st.builds(
     NamespacePolicy,
     max_topics=LIMIT,
     max_producers_per_topic=LIMIT,
+    max_unacked=LIMIT,
     durability_min=st.sampled_from(["", "written", "fsync"]),
     auto_create=st.booleans(),
     schema_required=st.booleans(),
@@ -466,7 +467,7 @@ def test_fields_that_came_later_are_stored_where_they_say_something() -> None:
     [stored] = msgspec.msgpack.decode(join_commands([encode_command(setting)]))
     assert set(NamespacePolicy.__struct_fields__) - set(stored["policy"]) == {
         "max_publish_rate", "max_publish_bytes", "max_dispatch_rate", "max_dispatch_bytes",
-        "subscription_auth", "dead_letter_within",
+        "subscription_auth", "dead_letter_within", "max_unacked",
     }  # fmt: skip
     propose(machine, setting)
     again = Metadata.restore(machine.snapshot())

@@ -9,6 +9,7 @@ from typing import Any
 import danube
 from danube import sync
 from danube.core.security.principals import Principal
+from danube.errors import DanubeError, NotAllowed, NotAuthenticated
 from danube.host import clock
 from danube.host.credentials import Credentials, secret_key
 from tests.broker_process import BrokerProcess
@@ -20,6 +21,7 @@ ENVIRONMENT = {
     "DANUBE_AUTH__JWT__SECRET_KEY": SECRET,
     "DANUBE_AUTH__SUPER_ADMINS": "user:root",
 }
+ENDS = (NotAllowed, NotAuthenticated)  # with which a handle ends whose right is taken back
 
 
 def token(name: str, kind: str = "service_account", ttl_s: int = 3_600, age_s: int = 0) -> str:
@@ -45,6 +47,17 @@ def administrator(url: str, folder: Path) -> str:
     with sync.connect(url, token=first.read_text().strip(), tls=tls) as client:
         client.admin.put_binding("admins", "user:ops", ["admin"], "cluster", "")
         return str(client.admin.issue_token("user:ops")["token"])
+
+
+def ended(attempt: Callable[[], object]) -> bool:
+    """Whether an attempt is refused for its rights; other errors pass."""
+    try:
+        attempt()
+    except ENDS:
+        return True
+    except DanubeError:
+        return False
+    return False
 
 
 class Site:

@@ -18,17 +18,16 @@ import pytest
 
 from danube import sync
 from danube.core.security.principals import Principal
-from danube.errors import DanubeError, NotAllowed, NotAuthenticated, NotFound, Unavailable
+from danube.errors import NotFound, Unavailable
 from danube.host import clock
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
 from tests.broker_process import BrokerProcess, wait_until
 from tests.e2e.authority_cluster import ClusterSite, ask, bind, token_of
-from tests.e2e.authority_site import CREDENTIALS
+from tests.e2e.authority_site import CREDENTIALS, ENDS, ended
 from tests.e2e.grpc_parts import DENIED, UNAUTHENTICATED, UNAVAILABLE, DanubeCalls
 from tests.grpc_client import Disconnected, GrpcError, Stream
 
 GENEROUS_S = 60.0  # a right ends within 5 s; a slow machine, or one without a controller, gets more
-ENDS = (NotAllowed, NotAuthenticated)
 TOPICS_MAX = 12
 CUT_OFF = "this broker cannot tell who may do what"
 CONTROLLER = "danube-controller"[:15].removeprefix("danube-")  # as far as the kernel keeps a name
@@ -112,16 +111,6 @@ def opened(site: Site, place: int, name: str, credential: str) -> Open:
     assert consumer.receive(timeout=GENEROUS_S).payload == b"before"
     assert stream.next(GENEROUS_S).payload == b"before"
     return Open(client, producer, consumer, calls, stream)
-
-
-def ended(attempt: Callable[[], object]) -> bool:
-    try:
-        attempt()
-    except ENDS:
-        return True
-    except DanubeError:
-        return False
-    return False
 
 
 def stream_ended(held: Open) -> bool:

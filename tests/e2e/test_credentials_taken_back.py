@@ -11,10 +11,9 @@ import pytest
 
 from danube import sync
 from danube.core.security.principals import Principal
-from danube.errors import DanubeError, NotAllowed, NotAuthenticated
 from danube.host import clock
 from tests.broker_process import BrokerProcess, Brokers, wait_until
-from tests.e2e.authority_site import CREDENTIALS, Site, token
+from tests.e2e.authority_site import CREDENTIALS, Site, ended, token
 from tests.e2e.grpc_parts import OK, UNAUTHENTICATED, UNIMPLEMENTED, DanubeCalls, pb
 from tests.grpc_client import GrpcError, Stream
 
@@ -122,19 +121,6 @@ def opened(site: Site, grpc: DanubeCalls, topic: str, credential: str) -> Open:
     assert stream.next(GENEROUS_S).payload == b"before"
     assert consumer.receive(timeout=GENEROUS_S).payload == b"before"
     return Open(client, producer, consumer, stream)
-
-
-ENDS = (NotAllowed, NotAuthenticated)
-
-
-def ended(attempt: Callable[[], object]) -> bool:
-    try:
-        attempt()
-    except ENDS:
-        return True
-    except DanubeError:
-        return False
-    return False
 
 
 Take = Callable[[Site, str, str], None]

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from danube.core.placement.shares import Demand
 from danube.core.protocol.native import Kind, Nack
-from danube.host import clock
 from danube.ipc.region import Region
 from danube.ipc.usage import Usage, used
 from tests.unit.broker.operations.test_quota_operations import ORDERS
 from tests.unit.broker.operations.test_sums import ELSEWHERE, TEAM, Summed
+from tests.unit.broker.operations.test_sums import at as at
+from tests.unit.broker.operations.test_sums import bench as bench
+from tests.unit.broker.operations.test_sums import region as region
 from tests.unit.broker_parts import numbered
 
 TICK_NS = 20_000_000
 NAME = "namespace default"
-
-
-@pytest.fixture
-def region() -> Iterator[Region]:
-    made = Region.create(2, ring_bytes=4096)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    now = [10**12]
-    monkeypatch.setattr(clock, "monotonic_ns", lambda: now[0])
-    return now
-
-
-@pytest.fixture
-def bench(tmp_path: Path, region: Region, at: list[int]) -> Iterator[Summed]:
-    made = Summed(tmp_path, region)
-    yield made
-    made.shard.close()
 
 
 def fill(bench: Summed, topic: str, count: int) -> None:

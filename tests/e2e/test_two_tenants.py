@@ -115,8 +115,9 @@ class Tenant:
     def connect(self) -> sync.Client:
         """A client that waits out a worker's replacement on a slow host."""
         made = sync.connect(
-            self._site.process.address, token=token(self.name), timeout=WITHIN_S, connect_timeout=60
-        )
+            self._site.process.address, token=token(self.name), timeout=WITHIN_S, connect_timeout=60,
+            reconnect_timeout=None,  # one that is not used meanwhile does not connect again
+        )  # fmt: skip
         return self._stack.enter_context(made)
 
     def topic(self, name: str) -> str:

@@ -224,12 +224,9 @@ class Row:
 
 def summary(turns: list[Turn]) -> dict[str, Any]:
     """The figures of a row."""
-    return {
-        "rounds": len(turns),
-        "rate": Spread.of(turn.rate for turn in turns),
-        "p50_us": Spread.of(turn.p50_us for turn in turns),
-        "p99_us": Spread.of(turn.p99_us for turn in turns),
-        "server_per_million": Spread.of(turn.per_million("server") for turn in turns),
-        "client_per_million": Spread.of(turn.per_million("client") for turn in turns),
-        "lost": sum(turn.lost for turn in turns),
+    figures = {
+        name: Spread.of(getattr(turn, name) for turn in turns) for name in ("rate", "p50_us", "p99_us")
     }
+    for side in ("server", "client"):
+        figures[f"{side}_per_million"] = Spread.of(turn.per_million(side) for turn in turns)
+    return {"rounds": len(turns), "lost": sum(turn.lost for turn in turns), **figures}

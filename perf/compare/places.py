@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS_VARIABLE = "DANUBE_COMPARE_TOOLS"
@@ -14,15 +14,6 @@ BOOT = (
     " runpy.run_path(sys.argv[0], run_name='__main__')"
 )
 SYSTEM_FOLDERS = "/usr/sbin:/usr/lib/rabbitmq/bin:/opt/kafka/bin"  # often not on a user's PATH
-
-
-class Needed(Protocol):
-    """Something that may be on this machine."""
-
-    def missing(self) -> str:
-        """Why it is not here, in words; empty when it is."""
-
-    def path(self) -> str: ...
 
 
 def tools_folder() -> Path:
@@ -39,7 +30,10 @@ def why_not(name: str) -> str:
 
 
 class Program(NamedTuple):
-    """A program: named by the variable, fetched by the setup, or installed; ``how`` one gets it."""
+    """A program: named by the variable, fetched by the setup, or installed; ``how`` one gets it.
+
+    ``missing()`` says in words why it is not here, and nothing when it is.
+    """
 
     name: str
     variable: str = ""
@@ -85,6 +79,9 @@ class Jars(NamedTuple):
 
     def command(self, main: str, *options: str) -> list[str]:
         return ["java", *options, "-cp", self.path(), main]
+
+
+Needed = Program | Jars  # something that may be on this machine
 
 
 def peers_python() -> list[str]:

@@ -47,6 +47,7 @@ class StubBroker:
         self.fail_after: int | None = None  # records that are accepted before sends fail
         self.failure: Exception = ConnectionFailed("the broker went away")
         self.reachable = True
+        self.principal = ""
         self.store: dict[str, Any] | None = None
         self.waits_for: DanubeError | None = None
         self.readable_end: int | None = None
@@ -148,6 +149,12 @@ class StubAdmin:
             subscription=subscription, mode="shared", lag_records=len(log) - floor, partitions=[facts]
         )
 
+    def subscription_progress(self, topic: str, subscription: str) -> list[dict[str, Any]]:
+        return self.describe_subscription(topic, subscription).partitions
+
+    def topic_ends(self, topic: str) -> list[dict[str, Any]]:
+        return self.describe_topic(topic).partitions
+
     def seek(self, topic: str, subscription: str, start: Any) -> None:
         self._broker.calls.append(("seek", topic, subscription, start))
         self.describe_subscription(topic, subscription)
@@ -186,6 +193,7 @@ class StubClient:
     def __init__(self, broker: StubBroker) -> None:
         self._broker = broker
         self.admin: Any = StubAdmin(broker)
+        self.principal = broker.principal
 
     @asynccontextmanager
     async def producer(self, topic: str, **options: Any) -> AsyncIterator[StubProducer]:
@@ -200,7 +208,11 @@ class StubClient:
         start = options["start"]
         first = {"earliest": 0, "latest": len(log)}.get(start, start if isinstance(start, int) else 0)
         first = self._broker.subscriptions.setdefault((topic, subscription), first)
-        yield StubConsumer(self._broker, topic, first)
+        try:
+            yield StubConsumer(self._broker, topic, first)
+        finally:
+            if options.get("temporary"):
+                del self._broker.subscriptions[topic, subscription]
 
 
 class StubProducer:

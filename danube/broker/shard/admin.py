@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SEGMENTS_LISTED_MAX: Final = 2_000  # without pages
 _RANGE_BYTES: Final = 16
 _REASON_CHARACTERS_MAX: Final = 1024
-_PROGRESS: Final = ("subscription", "ack_floor", "lag", "damaged", "expired")
+_PROGRESS: Final = ("subscription", "ack_floor", "left_from", "lag", "damaged", "expired")
 Answer = Callable[[Any], None]
 NackedRecord = tuple[int, int, str]  # offset, delay_ms (-1: the policy's), reason
 

@@ -22,7 +22,7 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
 @address_option()
 @click.option("-t", "--topic", type=topic_name, metavar="TOPIC", help=f"Topic.  [{DEFAULT_TOPIC}]")
 @click.option("-n", "--consumer", default=DEFAULT_CONSUMER, show_default=True, help="Name of the consumer.")
-@click.option("-m", "--subscription", help="Subscription; without it a temporary one, deleted at the end.")
+@click.option("-m", "--subscription", help="Subscription; without it a temporary one, gone at the end.")
 @click.option(
     "--sub-type",
     type=click.Choice(arguments.MODES),

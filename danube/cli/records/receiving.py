@@ -2,26 +2,27 @@
 
 One task receives, prints and acknowledges; a second one looks now and then whether it is time to
 leave.  So no record pays for a timer, and leaving never waits for a record that does not come.
+
+All that is asked of the broker is for whoever may look up and consume the topic.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from danube.cli.records.printing import Printer
 from danube.cli.terminal.addressing import Address, explaining, suggest_topic
 from danube.cli.terminal.arguments import Position, start_argument
-from danube.cli.terminal.output import note, plain
+from danube.cli.terminal.output import note
 from danube.cli.terminal.services import Services
 from danube.core.partition.policy import READER
 from danube.errors import (
     Damage,
     DanubeError,
     InvalidArgument,
-    NotFound,
     ObjectMissing,
     OperationTimeout,
     StoreDamaged,
@@ -38,7 +39,7 @@ IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker wh
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Arguments of the user."""
+    """Arguments of the user; ``temporary``: the subscription goes with its consumer."""
 
     address: Address
     topic: str
@@ -107,6 +108,7 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
         bounds["timeout"] = max(wish.timeout_ms / 1000, OPENING_S)
     with explaining(wish.address):
         async with services.connect_async(wish.address.url, **bounds) as client:
+            wish = _named(wish, client.principal)
             try:
                 receiver = await _receive_with(client, wish, printer)
             except TopicNotFound as error:
@@ -114,6 +116,12 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
                 suggest_topic(error, [one.topic for one in found])
                 raise
     _check_enough(wish, receiver)
+
+
+def _named(wish: Wish, principal: str) -> Wish:
+    """Name a temporary subscription after who consumes: a namespace may allow no other names."""
+    _, colon, name = principal.partition(":")
+    return replace(wish, subscription=f"{name}-{wish.subscription}") if wish.temporary and colon else wish
 
 
 def _check_enough(wish: Wish, receiver: Receiver) -> None:
@@ -142,11 +150,7 @@ async def _receive_with(client: Any, wish: Wish, printer: Printer) -> Receiver:
     await _remark_on_start(client, wish)
     remaining = await _ends(client, wish) if wish.until_end else None
     receiver = Receiver(wish, printer, remaining)
-    try:
-        await _subscribe_and_run(client, wish, receiver)
-    finally:
-        if wish.temporary:
-            await _delete_temporary(client, wish)
+    await _subscribe_and_run(client, wish, receiver)
     return receiver
 
 
@@ -157,7 +161,7 @@ async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> Non
         "start": start_argument(wish.start or Position("latest")),
     }
     if wish.temporary:
-        options["failure"] = READER
+        options |= {"failure": READER, "temporary": True}
     if wish.filters:
         options["filters"] = list(wish.filters)
     async with client.consumer(wish.topic, subscription=wish.subscription, **options) as consumer:
@@ -204,7 +208,7 @@ async def _remark_on_start(client: Any, wish: Wish) -> None:
     if wish.start is None or wish.temporary:
         return
     try:
-        await client.admin.describe_subscription(wish.topic, wish.subscription)
+        await client.admin.subscription_progress(wish.topic, wish.subscription)
     except DanubeError:
         return  # it is new, so --from holds; any other trouble shows when it is opened
     note(
@@ -215,14 +219,14 @@ async def _remark_on_start(client: Any, wish: Wish) -> None:
 
 async def _ends(client: Any, wish: Wish) -> dict[int, int]:
     """The end of each partition that holds anything."""
-    described = plain(await client.admin.describe_topic(wish.topic))
-    if not described["topic"]["reliable"]:
+    partitions = await client.admin.topic_ends(wish.topic)
+    found = await client.admin.list_topics(prefix=wish.topic, limit=1)
+    if any(one.topic == wish.topic and not one.reliable for one in found):
         raise InvalidArgument(
             f"--until-end cannot be used on {wish.topic}",
             why="a non-reliable topic stores nothing, so it has no end",
             hint="use --count or --timeout",
         )
-    partitions = described["partitions"]
     # Without a start the broker does not know yet which records the object store has, so there may be some.
     return {
         at: one["high_watermark"]
@@ -233,14 +237,5 @@ async def _ends(client: Any, wish: Wish) -> dict[int, int]:
 
 async def _left_from(client: Any, wish: Wish) -> dict[int, int]:
     """Return for each partition the offset below which nothing is left to deliver."""
-    described = plain(await client.admin.describe_subscription(wish.topic, wish.subscription))
-    return {at: one.get("left_from", one["ack_floor"]) for at, one in enumerate(described["partitions"])}
-
-
-async def _delete_temporary(client: Any, wish: Wish) -> None:
-    try:
-        await asyncio.shield(client.admin.delete_subscription(wish.topic, wish.subscription))
-    except NotFound:
-        pass  # the subscription never came to be, or its topic went away with it
-    except DanubeError as error:
-        note(f"the temporary subscription {wish.subscription} was left behind: {error}")
+    found = await client.admin.subscription_progress(wish.topic, wish.subscription)
+    return {at: one.get("left_from", one["ack_floor"]) for at, one in enumerate(found)}

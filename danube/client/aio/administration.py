@@ -46,6 +46,7 @@ class Admin(Running[AdminPlans]):
     topic_ends = awaited(AdminPlans.topic_ends)
     list_subscriptions = awaited(AdminPlans.list_subscriptions)
     describe_subscription = awaited(AdminPlans.describe_subscription)
+    subscription_progress = awaited(AdminPlans.subscription_progress)
     seek = awaited(AdminPlans.seek)
     delete_subscription = awaited(AdminPlans.delete_subscription)
     unblock = awaited(AdminPlans.unblock)

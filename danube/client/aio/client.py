@@ -190,8 +190,9 @@ class Client(BaseClient["Producer | Consumer"], Context):
 
         ``mode`` is shared, exclusive, failover or key_shared.  ``start`` holds when the subscription
         is new: "earliest", "latest", an offset, a datetime or ("time", microseconds).
-        ``prefetch_records`` None fits itself to the pace of the application.  ``schema`` makes it
-        a consumer of values.
+        ``prefetch_records`` None fits itself to the pace of the application.  ``temporary``: the
+        subscription is never stored, and goes with its last consumer; after a lost connection it goes on
+        behind the last record that was acknowledged.  ``schema`` makes it a consumer of values.
         """
         made = consumer_options(topic, subscription, mode, **options)
         consumer = (

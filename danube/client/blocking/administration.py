@@ -46,6 +46,7 @@ class Admin(Running[AdminPlans]):
     topic_ends = waited(AdminPlans.topic_ends)
     list_subscriptions = waited(AdminPlans.list_subscriptions)
     describe_subscription = waited(AdminPlans.describe_subscription)
+    subscription_progress = waited(AdminPlans.subscription_progress)
     seek = waited(AdminPlans.seek)
     delete_subscription = waited(AdminPlans.delete_subscription)
     unblock = waited(AdminPlans.unblock)

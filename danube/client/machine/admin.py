@@ -268,6 +268,13 @@ class AdminPlans(AccessPlans):
         answers = yield from self._everywhere("describe_subscription", topic, subscription=subscription)
         return _merged(subscription, answers)
 
+    def subscription_progress(self, topic: str, subscription: str) -> Plan[list[Row]]:
+        """How far a subscription is on each partition, in order; for whoever may consume through it."""
+        try:
+            return (yield from self._everywhere("subscription_progress", topic, subscription=subscription))
+        except InvalidArgument:  # an earlier broker describes it, to whoever has View
+            return (yield from self._everywhere("describe_subscription", topic, subscription=subscription))
+
     def seek(self, topic: str, subscription: str, start: Start) -> Plan[None]:
         """Move a subscription to "earliest", "latest", an offset, a datetime or ("time", microseconds)."""
         kind, value = start_of(start)

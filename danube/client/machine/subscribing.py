@@ -9,7 +9,8 @@ records that others could have had, and fast ones never wait.
 After a lost connection or a moved owner the consumer subscribes again under the same name: batches that were
 prefetched and not yet handed out are dropped (the broker sends them again), acknowledgements that were not
 sent are kept and sent then.  sync_acks() and close() wait for that, or fail: they never report success for an
-acknowledgement that the broker may not have.
+acknowledgement that the broker may not have.  A temporary subscription is gone then, and is made anew behind
+the last record that was acknowledged.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class PartitionConsumer:
         self._lately_acked = LatelyAcked()
         self._late_end = 0  # below it are acks that were sent late or again, and are not confirmed yet
         self._doubtful = 0  # the oldest ``ready`` batches, which came before they were
+        self._read_end = -1  # of a temporary subscription: where it goes on
 
     def start(self) -> None:
         """Subscribe on the session's connection, now or when there is one."""
@@ -145,6 +147,7 @@ class PartitionConsumer:
         self._sent_acks.clear()
         self._lately_acked.clear()
         self._late_end = self._doubtful = 0
+        self._read_end = -1
 
     def take(self) -> ReceivedBatch | None:
         """Hand the oldest batch to the application; only when one is ``ready``.
@@ -318,6 +321,8 @@ class PartitionConsumer:
 
     def _write_ranges(self) -> None:
         ranges, self._acked_ranges = self._acked_ranges, []
+        if self._read_end >= 0:
+            self._read_end = max(self._read_end, ranges[-1][1])
         self._sent_acks.add(ranges)
         self._lately_acked.acked(ranges, self.session.now_ns())
         for position in range(0, len(ranges), RANGES_PER_FRAME):
@@ -405,6 +410,8 @@ class PartitionConsumer:
             return
         self._handle = handle = self.session.new_handle(self)
         self._body.credit_records = self._window.records
+        if self._read_end >= 0:
+            self._body.start, self._body.start_value = "offset", max(self._read_end, self._pending_end())
         self._handed_records = self._taken_records = self._taken_bytes = 0
         self._window.began(self.session.now_ns())
         self._request = request = self.session.request(Kind.SUBSCRIBE, self._body, handle=handle)
@@ -424,6 +431,8 @@ class PartitionConsumer:
             self._subscribed = True
             self.active = request.value.active
             self._body.epoch = request.value.epoch  # a returning consumer does not create it again
+            if request.value.temporary and self._reliable:
+                self._read_end = max(self._read_end, request.value.ack_floor)
             if request.value.ack_timeout_ms:
                 self._window.span_ns = span_of(request.value.ack_timeout_ms * 1_000_000)
             self._give_credit_back()  # batches may have come before this answer

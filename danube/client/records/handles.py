@@ -88,6 +88,11 @@ class BaseClient(Generic[One]):
         self._closed = False
         self._open: OpenHandles[One] = OpenHandles()
 
+    @property
+    def principal(self) -> str:
+        """As whom the broker takes this client, ``kind:name``; "" where it asks nobody."""
+        return self._session.welcome.principal
+
     def statistics(self) -> dict[str, int]:
         """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
         return self._session.statistics.as_dict()

@@ -52,6 +52,7 @@ class ConsumerKeywords(TypedDict, total=False):
     filters: Sequence[str]
     max_unacked: int
     failure: FailurePolicy | dict[str, Any] | None
+    temporary: bool
 
 
 class ProducerOptions(msgspec.Struct, kw_only=True):
@@ -84,6 +85,7 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     filters: list[str]
     max_unacked: int
     failure: FailurePolicy | None
+    temporary: bool
 
 
 def seconds_as_ns(seconds: float, what: str) -> int:
@@ -122,6 +124,7 @@ def consumer_options(
     filters: Sequence[str] = (),
     max_unacked: int = 0,
     failure: FailurePolicy | dict[str, Any] | None = None,
+    temporary: bool = False,
 ) -> ConsumerOptions:
     """Check the options that can be checked without a broker."""
     check_topic_name(topic)
@@ -150,6 +153,7 @@ def consumer_options(
         filters=list(filters),
         max_unacked=max_unacked,
         failure=failure_policy_of(failure),
+        temporary=temporary,
     )
 
 
@@ -213,6 +217,7 @@ def open_consumer(
                 max_unacked=options.max_unacked,
                 failure=options.failure,
                 topic_id=view.topic_id,
+                temporary=options.temporary,
             ),
             index,
             view.reliable,

@@ -240,6 +240,7 @@ class Progress(Result, frozen=True):
     subscription: str
     lag: int
     ack_floor: int | UnsetType = UNSET
+    left_from: int | UnsetType = UNSET
     damaged: int | UnsetType = UNSET
     expired: int | UnsetType = UNSET
 

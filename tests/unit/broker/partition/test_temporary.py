@@ -159,7 +159,9 @@ def test_progress_tells_nobody_s_name(bench: Bench, session: RecordingSession) -
     bench.turn()
     bench.ack(session, 0, 4)
     told = result(bench, "subscription_progress", subscription="s")
-    assert told == {"subscription": "s", "ack_floor": 4, "lag": 2, "damaged": 0, "expired": 0}
+    assert told == {
+        "subscription": "s", "ack_floor": 4, "left_from": 6, "lag": 2, "damaged": 0, "expired": 0,
+    }  # fmt: skip
     error = bench.admin(RecordingSession(98), "subscription_progress", subscription="none").error
     assert isinstance(error, SubscriptionNotFound)
 

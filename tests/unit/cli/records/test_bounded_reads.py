@@ -42,10 +42,10 @@ class Admin:
         self.admin = self
         self.waits_for = None  # nothing of the store
 
-    async def describe_subscription(self, topic: str, subscription: str) -> Any:
+    async def subscription_progress(self, topic: str, subscription: str) -> Any:
         self.asked += 1
         left_from = self.left_from[min(self.asked, len(self.left_from)) - 1]
-        return {"partitions": [{"ack_floor": 0, "left_from": left_from}]}
+        return [{"ack_floor": 0, "left_from": left_from}]
 
 
 @pytest.mark.parametrize("left_from", [[4], [2, 4]])

@@ -367,7 +367,20 @@ def test_without_a_subscription_nothing_is_left_behind(danube: Line) -> None:
     danube.broker.put("/default/t", b"one")
     assert danube("consume", "t", "--from", "0", "-c", "1", "-o", "raw").stdout == "one\n"
     assert danube.broker.subscriptions == {}
-    assert len(danube.called("delete_subscription")) == 1
+    assert danube.called("delete_subscription") == [], "it needs a right that a consumer does not have"
+
+
+@pytest.mark.parametrize(("principal", "begin"), [("", "cli-"), ("service_account:ann", "ann-cli-")])
+def test_a_temporary_subscription_is_named_after_who_consumes(
+    danube: Line, principal: str, begin: str
+) -> None:
+    danube.broker.put("/default/t", b"one")
+    danube.broker.principal = principal
+    danube("consume", "t", "--from", "0", "-c", "1")
+    danube("consume", "t", "-m", "s", "--from", "0", "-c", "1")
+    first, second = danube.called("consumer")
+    assert first[1].startswith(begin) and first[2]["temporary"]
+    assert second[1] == "s" and "temporary" not in second[2]
 
 
 def test_json_records_are_lines_with_everything(danube: Line) -> None:

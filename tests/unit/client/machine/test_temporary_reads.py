@@ -72,7 +72,7 @@ def test_it_goes_on_behind_what_was_acknowledged() -> None:
     assert reading.lose() == ("offset", 11)
 
 
-def test_it_goes_on_where_it_was_moved_to() -> None:
+def test_a_seek_forgets_what_was_acknowledged_before() -> None:
     reading = Reading()
     reading.deliver(7, 3)
     reading.consumer.ack_ranges([(7, 10)])

@@ -9,14 +9,16 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import danube
 from danube.core.placement.workers import owner_of
+from danube.errors import Conflict, OperationTimeout, QuotaExceeded
 from perf.child import Options, Pace, Window, go, moments, payloads_of, percentiles, serve
 from perf.compare.clients import roles
 from perf.compare.clients.danube_native import Batches, OneByOne
+from tests.child_process import told
 
 STAMP = struct.Struct("<Q")
 WARM = 50  # stamped records that are not counted
@@ -149,6 +151,46 @@ async def many_consumers(peer: Any, options: Options) -> Options:
     return moments(started, records, ended)
 
 
+async def neighbour(options: Options) -> Options:
+    """Offer ``rate`` records a second to a namespace that takes ``quota``, until told to stop.
+
+    Nothing is closed in order: what is under way by then would only come in at the quota.
+    """
+    url, topic, clients = options["url"], options["topic"], options["clients"]
+    payloads = payloads_of(options["size"], options["batch"])
+    offered = 0
+
+    async def send(producer: Any) -> None:
+        with suppress(QuotaExceeded, OperationTimeout):
+            await producer.send_many(payloads)
+
+    async def offer() -> None:
+        nonlocal offered
+        client = await danube.connect(url).__aenter__()
+        producer = await client.producer(topic, timeout=3).__aenter__()
+        pace, window = Pace(options["rate"] / len(payloads) / clients), Window(64)
+        while True:
+            await pace.wait()
+            offered += len(payloads)
+            await window.add(send(producer))
+
+    async with danube.connect(url) as client:
+        with suppress(Conflict):
+            await client.admin.create_namespace(topic.split("/")[1])
+            await client.admin.create_topic(topic, durability=options["durability"])
+        await client.admin.set_namespace_policy(topic.split("/")[1], max_publish_rate=options["quota"])
+        before = await stored(client, topic)
+        await go()
+        started, offering = time.monotonic(), [asyncio.ensure_future(offer()) for _ in range(clients)]
+        await asyncio.wait([asyncio.ensure_future(told().wait()), *offering], return_when="FIRST_COMPLETED")
+        taken = await stored(client, topic) - before
+        return {"offered": offered, "taken": taken, "seconds": time.monotonic() - started}
+
+
+async def stored(client: Any, topic: str) -> int:
+    return int((await client.admin.describe_topic(topic)).partitions[0]["log_end"])
+
+
 PLAYED: dict[str, tuple[Callable[[Options], Any], Callable[..., Any]]] = {
     "create": (Batches, roles.create),
     "publish": (Batches, roles.publish),
@@ -166,4 +208,4 @@ PLAYED: dict[str, tuple[Callable[[Options], Any], Callable[..., Any]]] = {
 if __name__ == "__main__":
     danube.load_kernels()  # as a program that sends millions would
     played = {name: roles.played(*parts) for name, parts in PLAYED.items()}
-    serve({**played, "many_topics": many_topics, "delete_topics": delete_topics})
+    serve({**played, "many_topics": many_topics, "delete_topics": delete_topics, "neighbour": neighbour})

@@ -6,10 +6,12 @@ import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perf.turns import GIB, Bench, Plan, per_second
 from tests.broker_process import BrokerProcess
+from tests.fork_server import spent_s
 
 PUBLISH_MIN = {("written", 100): 4_000_000, ("fsync", 100): 2_000_000}
 PUBLISH_RATIO_MIN = 0.5
@@ -220,6 +222,46 @@ def auth(bench: Bench) -> Plan:
     return Plan(
         floor=lambda: per_second(bench.run("publish", bench.options(**sent))), danube=asked,
         ratio_min=0.97, target="ratio >= 0.97 of `none`",
+    )  # fmt: skip
+
+
+def neighbour(bench: Bench) -> Plan:
+    """A tenant beside a neighbour at ten times its quota, against one that offers just what it may.
+
+    The figure is the p99 of sends at 1,000/s; details tell the rate of ``send_many``, and the time of the
+    broker's processors for a record of it, with all that it does for the neighbour.
+    """
+    count, sent = bench.settings.records(3_000), bench.settings.sent(bench.settings.batches(GIB // 2))
+    quota, details = 2_000, dict[str, Any]()
+    turns: dict[str, list[float]] = {}
+
+    def beside(name: str, times: int) -> float:
+        place = {"topic": "/neighbour/bench", "clients": 10, "batch": 200}
+        load = bench.load("neighbour", bench.options(keep=True, quota=quota, rate=times * quota, **place))
+        load.wait_ready().go()
+        paced = bench.run("ack_latency", bench.options(record_count=count, rate=1_000))
+        before_s = sum(map(spent_s, bench.broker.pids))
+        rate = bench.run("publish", bench.options(**sent))
+        used_s = sum(map(spent_s, bench.broker.pids)) - before_s
+        load.go()
+        other = load.result()
+        found = {
+            "rate": per_second(rate),
+            "broker_us": used_s * 1e6 / rate["records"],
+            "offered": other["offered"] / other["seconds"],
+            "taken": other["taken"] / other["seconds"],
+        }
+        for what, value in found.items():
+            turns.setdefault(f"{what}_{name}", []).append(value)
+        return float(paced["p99_us"])
+
+    def also() -> bool:
+        details.update({what: round(median(values[1:] or values), 3) for what, values in turns.items()})
+        return bool(details["rate_ten"] >= 0.9 * details["rate_one"])
+
+    return Plan(
+        floor=lambda: beside("one", 1), danube=lambda: beside("ten", 10), unit="us p99", ratio_max=2.0,
+        also=also, target="p99 < 2 x, rate >= 0.9 x", details=details,
     )  # fmt: skip
 
 

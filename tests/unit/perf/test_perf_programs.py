@@ -39,10 +39,11 @@ def test_bench_asks_for_every_row_with_arguments_that_are_understood(tmp_path: P
         settings = bench.settings_of(arguments, tmp_path)
         publish = arguments.compare == "publish" and settings.durability == "written"
         near_its_target = publish or arguments.compare in ("ack-latency", "auth", "grpc-auth")
-        assert arguments.rounds == (9 if near_its_target else 3) and arguments.scale == 1.0
+        rounds = 5 if arguments.compare == "neighbour" else 9 if near_its_target else 3
+        assert arguments.rounds == rounds and arguments.scale == 1.0
         assert settings.size == (arguments.size or BY_NAME[arguments.compare].settings.get("size", 100))
     assert {arguments.compare for arguments in asked} == {row.name for row in ROWS if row.group != SPARK}
-    assert len(asked) == 51, "one comparison for each variant"
+    assert len(asked) == 52, "one comparison for each variant"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -301,13 +301,13 @@ class BlockingConnection:
         return reply.value
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Move bytes until ``condition`` holds (True) or time is up (False).
+        """Move bytes until ``condition`` holds (True) or time is up (False), once at the least.
 
         A signal's handler may raise anywhere in here.  So the lock is held by ``with`` alone, no thread
         sleeps with it, and the thread that sleeps for all has read nothing from a socket.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        me = threading.get_ident()
+        me, moved = threading.get_ident(), False
         while True:
             watched: dict[int, tuple[BlockingLink, Any]] = {}
             changed: threading.Event | None = None
@@ -318,8 +318,9 @@ class BlockingConnection:
                         return True
                     self.flush()  # send the requests of the condition, such as one for more records
                     left_s = READ_TURN_S if deadline is None else deadline - time.monotonic()
-                    if left_s <= 0:
+                    if left_s <= 0 and moved:
                         return False
+                    left_s = max(0.0, left_s)
                     if self._reader not in (0, me):
                         changed, left_s = self._change(), self._until_timer_s(min(left_s, READ_TURN_S))
                     else:
@@ -331,6 +332,7 @@ class BlockingConnection:
                     self._reader = 0
             with self.lock:
                 self._end_turn([watched[descriptor] for descriptor in ready])
+            moved = True
 
     def _change(self) -> threading.Event:
         """Event that is set when the reading thread has read something, or has ended."""
@@ -465,13 +467,21 @@ class BlockingConnection:
 
     _dial_at_ns = 0
     _dial_failure: DanubeError | None = None
+    _tried_until_ns = 0
 
     def _reconnect(self) -> float:
         """One attempt when its time has come; the session fails when it is time to give up.
 
-        Return the seconds until there is something to do.
+        Return the seconds until there is something to do.  Between calls of the application nobody tries, so
+        that time does not count for ``reconnect_timeout``.
         """
         session = self.session
+        session.not_tried(max(0, session.now_ns() - self._tried_until_ns))
+        wait_s = self._try_again(session)
+        self._tried_until_ns = session.now_ns() + int(wait_s * 1e9)
+        return wait_s
+
+    def _try_again(self, session: Session) -> float:
         if session.failure is not None:
             raise session.failure.with_traceback(None)
         if self._dial_at_ns == 0:

@@ -342,6 +342,11 @@ class Session(Timers):
         self._attempts += 1
         return self.pause_ns(self._attempts - 1)
 
+    def not_tried(self, idle_ns: int) -> None:
+        """Leave time in which nobody tried to connect out of what ``reconnect_timeout`` bounds."""
+        if self._lost_since_ns >= 0:
+            self._lost_since_ns = min(self._lost_since_ns + idle_ns, self.now_ns())
+
     def pause_ns(self, attempt: int) -> int:
         """A pause before attempt 0, 1, ...: random in the upper half of 50 ms * 2**attempt, at most 2 s."""
         bound = min(BACKOFF_FIRST_NS << min(attempt, 10), BACKOFF_LAST_NS)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -218,6 +219,43 @@ def test_giving_up_and_refusal_say_why(fake: FakeBroker) -> None:
     with pytest.raises(ConnectionFailed) as caught:
         danube.sync.connect(fake.url).open()
     assert "danube start" in caught.value.hint
+
+
+def test_who_polls_without_waiting_receives_and_connects_again(fake: FakeBroker) -> None:
+    def polled() -> bytes:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with suppress(OperationTimeout):
+                return bytes(consumer.receive(timeout=0).payload)
+        raise AssertionError("nothing was received")
+
+    with danube.sync.connect(fake.url) as other, other.producer(TOPIC) as producer:
+        producer.send(b"0")
+        with (
+            danube.sync.connect(fake.url) as client,
+            client.consumer(TOPIC, "s", start="earliest") as consumer,
+        ):
+            assert polled() == b"0"
+            fake.stop()
+            fake.again()
+            producer.send(b"1")
+            assert b"1" in {polled(), polled()}  # the first may come again
+
+
+def test_a_client_that_was_not_used_connects_again_however_long(fake: FakeBroker) -> None:
+    with (
+        danube.sync.connect(fake.url, reconnect_timeout=0.5) as client,
+        client.producer(TOPIC) as producer,
+        client.consumer(TOPIC, "s", start="earliest") as consumer,
+    ):
+        fake.stop()
+        while client._session.ready:
+            with pytest.raises(OperationTimeout):  # it learns of the loss, and has no time to dial
+                consumer.receive(timeout=0)
+        fake.again()
+        time.sleep(1)  # longer than it would try
+        producer.send(b"x")
+        assert consumer.receive(timeout=30).payload == b"x"
 
 
 def test_a_send_times_out(fake: FakeBroker) -> None:

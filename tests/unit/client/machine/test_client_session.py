@@ -271,6 +271,22 @@ def test_pauses_between_attempts_grow_to_two_seconds_and_end_at_the_limit() -> N
         peer.session.backoff_ns()
 
 
+def test_time_in_which_nobody_tried_does_not_count() -> None:
+    peer = Peer(reconnect_timeout_ns=60 * SECOND_NS)
+    peer.session.not_tried(SECOND_NS)  # nothing was lost: nothing changes
+    peer.connect()
+    peer.lose()
+    peer.time_ns += 100 * SECOND_NS
+    peer.session.not_tried(70 * SECOND_NS)
+    assert peer.session.backoff_ns()
+    peer.time_ns += 30 * SECOND_NS
+    with pytest.raises(ConnectionFailed, match="60 s"):
+        peer.session.backoff_ns()
+    peer.session.not_tried(500 * SECOND_NS)  # more than passed: it was lost just now
+    peer.time_ns += 59 * SECOND_NS
+    assert peer.session.backoff_ns()
+
+
 def test_an_error_without_correlation_and_handle_ends_the_connection() -> None:
     peer = Peer()
     peer.connect()

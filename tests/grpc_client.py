@@ -35,7 +35,7 @@ class GrpcError(Exception):
         self.details = details
 
 
-class Disconnected(Exception):
+class Disconnected(ConnectionError):
     """The server closed the connection."""
 
 
@@ -210,7 +210,10 @@ class GrpcClient:
             raise Disconnected("the server closed the connection")
         for event in self.h2.receive_data(data):
             self._on_event(event)
-        self.flush()
+        try:
+            self.flush()
+        except OSError as error:
+            raise Disconnected(str(error)) from None
 
     def _on_event(self, event: Any) -> None:
         if isinstance(event, h2.events.ConnectionTerminated):

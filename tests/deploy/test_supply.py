@@ -142,7 +142,7 @@ def environment(tmp_path: Path) -> Path:
     for found in metadata.distributions():
         if canonicalize_name(found.metadata["Name"]) in names:
             folder = packages / f"{found.metadata['Name']}-{found.version}.dist-info"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)  # a checkout tells of itself twice, by its egg-info too
             (folder / "METADATA").write_text(found.read_text("METADATA") or "")
     return made
 

@@ -55,6 +55,7 @@ class StorageNemesis(ClusterNemesis):
         flags = list(FLAGS)
         moments = []
         for number, place in enumerate(places):
+            self.cluster.brokers[place].pause()  # as in cut_power()
             moments.append(self.cluster.disks[place].cut(flags[(step.number >> number) % len(flags)]))
         for place in places:
             self.cluster.brokers[place].kill()

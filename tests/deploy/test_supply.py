@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -158,7 +159,8 @@ def test_the_bill_of_materials_names_each_part(environment: Path, tmp_path: Path
     pytest.importorskip("cyclonedx_py", reason="needs pip install 'danube-broker[test-deploy]'")
     made = tmp_path / "sbom" / "danube.cdx.json"
     command = [str(ROOT / "scripts" / "sbom"), str(made), "--of", str(environment)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environ = os.environ | {"DANUBE_PYTHON": sys.executable}  # which the set-up may have from another one
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(made.read_text())
     assert found["bomFormat"] == "CycloneDX"

@@ -23,12 +23,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from danube import sync
-from danube.errors import DanubeError, IssuerUnavailable, NotAllowed, NotAuthenticated, TokenExpired
+from danube.errors import DanubeError, NotAllowed, NotAuthenticated, TokenExpired
 from danube.host.issuer import IssuerKeys
 from tests.broker_process import BrokerProcess, die_with_parent, free_port, wait_until
 from tests.certificates import Authority
 from tests.compat import run
-from tests.e2e.authority_site import ENVIRONMENT, root
+from tests.e2e.authority_site import ENVIRONMENT, comes_in, root
 from tests.e2e.grpc_parts import DENIED, UNAUTHENTICATED, DanubeCalls
 from tests.grpc_client import GrpcError
 
@@ -159,14 +159,6 @@ def process(issuer: RealIssuer, tmp_path_factory: pytest.TempPathFactory) -> Ite
             client.admin.put_binding("readers", "group:readers", ["consumer"], "topic", TOPIC)
         wait_until(lambda: READ in made.output_tail(), READY_S, "the issuer's keys are read")
         yield made  # no token was shown before: keys would have been read for it
-
-
-def comes_in(process: BrokerProcess, token: str) -> bool:
-    try:
-        sync.connect(process.address, token=token).open().close()
-    except IssuerUnavailable:
-        return False
-    return True
 
 
 def refusal(process: BrokerProcess, token: str) -> type[DanubeError]:

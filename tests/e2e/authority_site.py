@@ -9,7 +9,7 @@ from typing import Any
 import danube
 from danube import sync
 from danube.core.security.principals import Principal
-from danube.errors import DanubeError, NotAllowed, NotAuthenticated
+from danube.errors import DanubeError, IssuerUnavailable, NotAllowed, NotAuthenticated
 from danube.host import clock
 from danube.host.credentials import Credentials, secret_key
 from tests.broker_process import BrokerProcess
@@ -47,6 +47,15 @@ def administrator(url: str, folder: Path) -> str:
     with sync.connect(url, token=first.read_text().strip(), tls=tls) as client:
         client.admin.put_binding("admins", "user:ops", ["admin"], "cluster", "")
         return str(client.admin.issue_token("user:ops")["token"])
+
+
+def comes_in(process: BrokerProcess, shown: str) -> bool:
+    """Whether a client is let in; False while the issuer's keys are not known."""
+    try:
+        sync.connect(process.address, token=shown).open().close()
+    except IssuerUnavailable:
+        return False
+    return True
 
 
 def ended(attempt: Callable[[], object]) -> bool:

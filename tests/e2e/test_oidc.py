@@ -9,7 +9,7 @@ import pytest
 from danube import sync
 from danube.errors import IssuerUnavailable, NotAllowed, NotAuthenticated
 from tests.broker_process import BrokerProcess, wait_until
-from tests.e2e.authority_site import ENVIRONMENT, root
+from tests.e2e.authority_site import ENVIRONMENT, comes_in, root
 from tests.e2e.grpc_parts import DENIED, UNAUTHENTICATED, UNAVAILABLE, DanubeCalls
 from tests.fakes.issuer import AUDIENCE, Issuer
 from tests.grpc_client import GrpcError
@@ -35,14 +35,6 @@ def let_writers_in(process: BrokerProcess) -> None:
     with sync.connect(process.address, token=root()) as client:
         client.admin.create_topic(TOPIC)
         client.admin.put_binding("team", "group:writers", ["producer"], "topic", TOPIC)
-
-
-def comes_in(process: BrokerProcess, token: str) -> bool:
-    try:
-        sync.connect(process.address, token=token).open().close()
-    except IssuerUnavailable:
-        return False
-    return True
 
 
 def test_a_group_publishes_over_both_protocols(broker: Callable[..., BrokerProcess], issuer: Issuer) -> None:

@@ -288,6 +288,12 @@ class NativeServer:
         for connection in list(self.connections.values()):
             connection.abort()
 
+    def abort_entered(self) -> None:
+        """Drop every connection that was let in; one that has not greeted yet is judged when it does."""
+        for connection in list(self.connections.values()):
+            if connection.entered:
+                connection.abort()
+
 
 class NativeConnection(RoutedSession, asyncio.BufferedProtocol):
     """One socket of the native protocol."""

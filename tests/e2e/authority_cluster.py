@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import danube.sync
-from danube.errors import NotAllowed
+from danube.errors import ConnectionFailed, NotAllowed, Unavailable
 from danube.host.tls import PEER_NAME, TlsFiles
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until
@@ -80,16 +80,16 @@ class ClusterSite:
         with self.administrator() as client:
             bind(client, name, "viewer", "cluster", "")
         for broker in self.brokers:
+            wait_until(lambda broker=broker: self._may_look(broker, name), KNOWN_S, "bindings are known")
+
+    def _may_look(self, broker: BrokerProcess, name: str) -> bool:
+        """False also where a broker lost its cluster, as when its controller is killed."""
+        try:
             with self.connect(broker, token_of(name)) as client:
-                wait_until(lambda client=client: _may_look(client), KNOWN_S, "bindings are known")
-
-
-def _may_look(client: danube.sync.Client) -> bool:
-    try:
-        ask(client, "status")
-    except NotAllowed:
-        return False
-    return True
+                ask(client, "status")
+        except (NotAllowed, Unavailable, ConnectionFailed):
+            return False
+        return True
 
 
 def bind(client: danube.sync.Client, name: str, role: str, scope: str, resource: str) -> None:

@@ -172,7 +172,7 @@ class Housekeeping:
                 hint="see why this broker does not reach most of the others",
             )
             for door in worker.doors.values():
-                door.abort_all()
+                door.abort_entered()
         self._rights_unknown = unknown
         worker.counters.block.put(Counter.RIGHTS_UNKNOWN, int(unknown))
 

@@ -239,3 +239,9 @@ class GrpcDoor:
         self._dirty.clear()
         for connection in list(self.connections):
             connection.abort()
+
+    def abort_entered(self) -> None:
+        """Drop every connection that has shown a credential; another one is judged when it does."""
+        for connection in list(self.connections):
+            if connection.entered:
+                connection.abort()

@@ -264,3 +264,17 @@ def test_a_revoked_credential_ends_its_connection() -> None:
         assert isinstance(await refusal(client), NotAuthenticated)
 
     asyncio.run(run())
+
+
+def test_where_nobody_is_known_any_more_a_connection_that_has_not_greeted_stays() -> None:
+    async def run() -> None:
+        door = Asking()
+        greeted, silent = Client(door), Client(door)
+        greeted.send(hello(token()))
+        door.server.abort_entered()
+        assert greeted.transport.aborted
+        assert not silent.transport.closed
+        (frame,) = silent.send(hello(token("late")))
+        assert msgspec.msgpack.decode(frame.body, type=Welcome).principal == "service_account:late"
+
+    asyncio.run(run())

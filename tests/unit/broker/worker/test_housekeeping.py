@@ -191,7 +191,7 @@ def test_connections_end_once_where_rights_are_no_longer_known(
     site, known, ended, told = Site(tmp_path), [True], [], []
     worker = cast(Any, site)
     worker.admission = SimpleNamespace(rights_known=lambda: known[0])
-    worker.doors = {"native": SimpleNamespace(abort_all=lambda: ended.append("native"))}
+    worker.doors = {"native": SimpleNamespace(abort_entered=lambda: ended.append("native"))}
     worker.counters = SimpleNamespace(block=SimpleNamespace(put=lambda counter, value: told.append(value)))
     for now in (True, False, False, True, False):
         known[0] = now

@@ -499,3 +499,12 @@ def test_a_principal_has_its_connections_and_one_that_is_passed_on_was_judged() 
     assert counts["principal user:anna"] == counts["principal user:bert"] == 0
     arrived, _ = worker.arrive(GREETING, 0)
     assert arrived.judged
+
+
+def test_where_nobody_is_known_any_more_a_connection_without_a_credential_stays() -> None:
+    worker = Worker()
+    (shown, ended), (_, kept) = worker.connect(), worker.connect()
+    worker.door.enter(shown, Identity(Principal("user", "ada"), "token"))
+    worker.door.abort_entered()
+    assert ended.aborted
+    assert not kept.closed

@@ -19,6 +19,7 @@ import errno
 import shutil
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -50,13 +51,15 @@ class Fetch:
 
     __slots__ = ("asked_ns", "end", "number", "segment", "start", "ticket", "urgent")
 
-    def __init__(self, number: int, segment: ColdSegment, span: Missing, *, urgent: bool) -> None:
+    def __init__(
+        self, number: int, segment: ColdSegment, span: Missing, ticket: Ticket, *, urgent: bool
+    ) -> None:
         self.number = number
         self.segment = segment
         self.start, self.end = span.start, span.end
         self.urgent = urgent
         self.asked_ns = 0  # 0: waits for its turn
-        self.ticket = Ticket()
+        self.ticket = ticket
 
     @property
     def blocks(self) -> range:
@@ -72,11 +75,11 @@ class Pause:
 
     __slots__ = ("delay_ns", "end_ns", "error", "ticket")
 
-    def __init__(self, error: DanubeError, delay_ns: int, end_ns: int) -> None:
+    def __init__(self, error: DanubeError, delay_ns: int, end_ns: int, ticket: Ticket) -> None:
         self.error = error
         self.delay_ns = delay_ns
         self.end_ns = end_ns
-        self.ticket = Ticket()
+        self.ticket = ticket
 
 
 class ColdCache:
@@ -111,6 +114,7 @@ class ColdCache:
         self._ahead: deque[Fetch] = deque()
         self._by_block: dict[tuple[str, int], Fetch] = {}
         self._pauses: dict[str, Pause] = {}
+        self._ended: set[LogIdentity] = set()  # whose reads need not wait any more, and were not told yet
         self._number = 0
         self._punches = True
         self._random = Random(seed)  # noqa: S311 - spreads retries, guards nothing
@@ -166,20 +170,18 @@ class ColdCache:
             self._remove(segment)
 
     def _remove(self, segment: ColdSegment) -> None:
-        given_up = [one for one in self._fetches.values() if one.segment is segment]
-        for fetch in given_up:
+        for fetch in [one for one in self._fetches.values() if one.segment is segment]:
             self._take_out(fetch)
-            fetch.ticket.done = True
+            fetch.ticket.end()
         self._reads.drop(segment)
         for held in [held for held in self._blocks if held[0] == segment.key]:
             self._count_out(held, segment)
-        self._pauses.pop(segment.key, None)
+        self._unpause(segment)
         del self._segments[segment.key]
         descriptors.close(segment.file)
         index_cache.drop(segment.file)
         segment.file.path.unlink(missing_ok=True)
-        if given_up:
-            self._changed(segment.identity)  # waiting reads request them again
+        self._tell()  # waiting reads ask again
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -191,7 +193,14 @@ class ColdCache:
 
     def read_well(self, segment: ColdSegment) -> None:
         """Note that bytes of the object were read and are right, so an earlier fault is over."""
-        self._pauses.pop(segment.key, None)
+        if segment.key in self._pauses:
+            self._unpause(segment)
+            self._tell()
+
+    def _unpause(self, segment: ColdSegment) -> None:
+        pause = self._pauses.pop(segment.key, None)
+        if pause is not None:
+            pause.ticket.end()
 
     def pause_of(self, segment: ColdSegment, now_ns: int) -> Pause | None:
         """The pause that the object is in."""
@@ -210,27 +219,36 @@ class ColdCache:
         if reader is not None and span.end <= segment.data_end:
             first = (span.start if span.begun is None else span.begun) // BLOCK_BYTES
             last = (span.end - 1) // BLOCK_BYTES
-            read = self._reads.wait(segment, reader, first, last, Ticket())
+            read = self._reads.wait(segment, reader, first, last, self._ticket(segment))
             if self._reads.admitted(read):
                 self._ask_for(read)
             self._admit(now_ns)
             self._reads.came(segment, now_ns)
+            self._tell()
             return read.ticket
         tickets = [fetch.ticket for fetch in self._ask(segment, span, urgent=True)]
         self._pump(now_ns)
         return tickets[0] if tickets else Ticket(done=True)
 
+    def _ticket(self, segment: ColdSegment) -> Ticket:
+        return Ticket(partial(self._ended.add, segment.identity))
+
+    def _tell(self) -> None:
+        """Report the partitions whose reads need not wait any more: once each, however many reads."""
+        while self._ended:
+            self._ready(self._ended.pop())
+
     def mark_read(self, segment: ColdSegment, readers: Container[Hashable], now_ns: int) -> None:
         """The reads that asked under these names can have their bytes."""
         if self._reads.mark_read(segment, readers):
             self._admit(now_ns)
+            self._tell()
 
     def _admit(self, now_ns: int) -> None:
         """Ask for the blocks of those reads whose turn it is now."""
         for read in self._reads.admit(self._other_bytes):
             self._ask_for(read)
-            if self._reads.came(read.segment, now_ns):
-                self._ready(read.segment.identity)
+            self._reads.came(read.segment, now_ns)
         self._pump(now_ns)
 
     def _ask_for(self, read: WaitingRead) -> None:
@@ -300,7 +318,7 @@ class ColdCache:
         if under_way is not None:
             return self._promote(under_way, urgent)
         self._number += 1
-        fetch = Fetch(self._number, segment, span, urgent=urgent)
+        fetch = Fetch(self._number, segment, span, self._ticket(segment), urgent=urgent)
         self._fetches[fetch.number] = fetch
         for block in blocks:
             self._by_block[segment.key, block] = fetch
@@ -362,8 +380,10 @@ class ColdCache:
         else:
             self.failed_count += 1
             self.pause(segment, error, now_ns)
-        fetch.ticket.done = True
+        fetch.ticket.end()
         self._admit(now_ns)
+        self._ended.discard(segment.identity)
+        self._tell()
         self._changed(segment.identity)
 
     def _take_out(self, fetch: Fetch) -> None:
@@ -380,11 +400,13 @@ class ColdCache:
         if not error.retryable:
             delay_ns = max(delay_ns, _PAUSE_FOR_GOOD_NS)
         jittered_ns = int(delay_ns * self._random.uniform(0.5, 1.0))
-        pause = self._pauses[segment.key] = Pause(error, delay_ns, now_ns + jittered_ns)
+        ticket = self._ticket(segment)
+        pause = self._pauses[segment.key] = Pause(error, delay_ns, now_ns + jittered_ns, ticket)
         if former is not None:
-            former.ticket.done = True
+            former.ticket.end()
         segment.forget_attempts()
         self._reads.drop(segment)
+        self._tell()
         return pause
 
     def tick(self, now_ns: int) -> None:
@@ -395,10 +417,11 @@ class ColdCache:
                 self.fetched(fetch.number, silent, now_ns)
         for key, pause in list(self._pauses.items()):
             if now_ns >= pause.end_ns and not pause.ticket.done:
-                pause.ticket.done = True
+                pause.ticket.end()
                 self._changed(self._segments[key].identity)
         if self._reads.let_go(now_ns):
             self._admit(now_ns)
+        self._tell()
 
     def errors(self, identity: LogIdentity) -> list[DanubeError]:
         """Why objects of this partition cannot be read now."""

@@ -23,12 +23,20 @@ Name = tuple[str, Hashable]  # key of the object, reader
 
 
 class Ticket:
-    """``done`` becomes true when it is worth reading again."""
+    """``done`` becomes true when it is worth reading again; then ``tell`` is called, once."""
 
-    __slots__ = ("done",)
+    __slots__ = ("_tell", "done")
 
-    def __init__(self, *, done: bool = False) -> None:
+    def __init__(self, tell: Callable[[], None] | None = None, *, done: bool = False) -> None:
         self.done = done
+        self._tell = tell
+
+    def end(self) -> None:
+        """Note that waiting is over, whatever the reason: who waits asks again only once it is told."""
+        if not self.done:
+            self.done = True
+            if self._tell is not None:
+                self._tell()
 
 
 class WaitingRead:
@@ -133,14 +141,12 @@ class WaitingReads:
                 del self._kept[block]
                 self.kept_bytes -= self._size_of(read.segment, block[1])
 
-    def came(self, segment: ColdSegment, now_ns: int) -> bool:
-        """Blocks of the object came: True when there are reads that have all of theirs now."""
-        found = False
+    def came(self, segment: ColdSegment, now_ns: int) -> None:
+        """Blocks of the object came: reads that have all of theirs now need not wait."""
         for read in self._admitted.values():
             if read.segment is segment and not read.end_ns and read.complete:
                 read.end_ns = now_ns + KEPT_NS
-                read.ticket.done = found = True
-        return found
+                read.ticket.end()
 
     def mark_read(self, segment: ColdSegment, readers: Container[Hashable]) -> bool:
         """These wait no more; True when one of them did."""
@@ -155,7 +161,7 @@ class WaitingReads:
             self._release(read)
         else:
             read = self._waiting.pop(name)
-        read.ticket.done = True
+        read.ticket.end()
         readers = self._readers[name[0]]
         readers.discard(name[1])
         if not readers:

@@ -442,6 +442,64 @@ def test_a_failed_fetch_ends_the_waiting_and_the_rest_goes_on(tmp_path: Path) ->
     assert store.cache.statistics()["waiting_reads"] == 0 and not store.asked
 
 
+def paused(store: Store) -> Ticket:
+    """Have the fetch of block 4 fail; return what a read of block 4 waits for then."""
+    waiting(store, 4, 4, 4)
+    store.cache.fetched(store.asked.pop(0).number, StoreUnavailable("away"), store.now_ns)
+    store.woken.clear()
+    return waiting(store, 4, 4, 4)
+
+
+def test_who_waits_for_the_end_of_a_pause_is_told_when_a_read_of_cached_bytes_ends_it(tmp_path: Path) -> None:
+    store = made(tmp_path, 4)
+    waiting(store, 0, 0, 0)
+    store.answer()
+    waits = paused(store)
+    assert not waits.done
+    store.cache.read_well(store.segment)
+    assert waits.done and store.woken == [IDENTITY]
+    store.cache.read_well(store.segment)
+    assert store.woken == [IDENTITY], "told once"
+    assert not waiting(store, 4, 4, 4).done and store.answer() == 1, "and it is fetched again"
+
+
+def test_who_waits_for_the_end_of_a_pause_is_told_when_the_file_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(tmp_path, 4)
+    waits = paused(store)
+    monkeypatch.setattr(cold_cache, "SEGMENTS_MAX", 0)
+    other = LogIdentity(9, 0)
+    store.cache.segment(other, store.entry)
+    assert waits.done and store.woken == [IDENTITY]
+
+
+def test_a_later_pause_tells_who_waits_for_the_former(tmp_path: Path) -> None:
+    store = made(tmp_path, 4)
+    waits = paused(store)
+    store.cache.pause(store.segment, StoreDamaged("damaged"), store.now_ns)
+    assert waits.done and store.woken == [IDENTITY]
+
+
+def test_who_has_no_room_yet_is_told_when_another_read_brings_what_it_wants(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    waiting(store, 0, 0, 1)
+    store.answer()
+    second = waiting(store, 7, 4, 5)
+    assert not second.done
+    store.woken.clear()
+    store.cache.mark_read(store.segment, range(10), store.now_ns)
+    assert second.done and store.woken == [IDENTITY]
+
+
+def test_many_who_wait_for_the_same_are_told_as_one(tmp_path: Path) -> None:
+    store = made(tmp_path, 2)
+    waits = [waiting(store, reader, 0, 0) for reader in range(100)]
+    store.woken.clear()
+    store.answer()
+    assert all(one.done for one in waits) and store.woken == [IDENTITY]
+
+
 def test_who_is_admitted_with_everything_there_is_told_at_once(tmp_path: Path) -> None:
     store = made(tmp_path, 2)
     waiting(store, 0, 0, 1)

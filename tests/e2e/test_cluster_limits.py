@@ -20,6 +20,7 @@ from danube.core.metadata.policies import LIMITS, SUMS_OF_ALL
 from danube.errors import (
     DanubeError,
     LimitExceeded,
+    NotFound,
     OperationTimeout,
     PolicyMismatch,
     QuotaExceeded,
@@ -59,7 +60,10 @@ class Namespace:
             wait_until(partial(self._knows, client, policy), 30, "the policy is known there")
 
     def _knows(self, client: sync.Client, policy: dict[str, Any]) -> bool:
-        found = client.admin.namespace_policy(self.name)["policy"]
+        try:
+            found = client.admin.namespace_policy(self.name)["policy"]
+        except NotFound:  # the namespace itself is new
+            return False
         return all(found[name] == value for name, value in policy.items())
 
     def make_topic(self, name: str = "wide", **policy: Any) -> str:

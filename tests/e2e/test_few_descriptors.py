@@ -32,6 +32,10 @@ def test_connections_beyond_the_limit_are_refused_and_segments_roll(
             client.admin.create_topic(name, durability="fsync")
             producers.append(stack.enter_context(client.producer(name)))
         idle = [stack.enter_context(socket.create_connection(address)) for _ in range(PLACES + 50)]
+        idle[-1].settimeout(60)
+        assert idle[-1].recv(1), (
+            "it is told that there is no place: the ones before it have all been looked at"
+        )
         with pytest.raises(LimitExceeded, match=r"descriptors for \d+ connections") as refused:
             with sync.connect(process.address, timeout=5) as other:
                 other.admin.list_topics()

@@ -150,7 +150,7 @@ class PartitionTier:
             return False
         self.manifest = manifest
         self.confirmed |= frame["loaded"]
-        self.known.done = True
+        self.known.end()
         self._link_hashes(manifest)
         if len(manifest.holes) or (known is not None and len(known.holes)):
             self.hosted.follow_holes(manifest.all_holes())

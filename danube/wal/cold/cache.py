@@ -85,7 +85,7 @@ class Pause:
 class ColdCache:
     """``send(fetch)`` gives a fetch to the fetcher; ``changed(identity)`` reports that reading may continue.
 
-    ``ready(identity)`` reports the same during a call of a read, so it must only note the identity.
+    ``ready(identity)`` reports the same, also during a call of a read, so it must only note the identity.
     """
 
     def __init__(
@@ -193,9 +193,8 @@ class ColdCache:
 
     def read_well(self, segment: ColdSegment) -> None:
         """Note that bytes of the object were read and are right, so an earlier fault is over."""
-        if segment.key in self._pauses:
-            self._unpause(segment)
-            self._tell()
+        self._unpause(segment)
+        self._tell()
 
     def _unpause(self, segment: ColdSegment) -> None:
         pause = self._pauses.pop(segment.key, None)
@@ -382,7 +381,7 @@ class ColdCache:
             self.pause(segment, error, now_ns)
         fetch.ticket.end()
         self._admit(now_ns)
-        self._ended.discard(segment.identity)
+        self._ended.discard(segment.identity)  # told by the last line
         self._tell()
         self._changed(segment.identity)
 
@@ -415,10 +414,9 @@ class ColdCache:
             if fetch.asked_ns and now_ns - fetch.asked_ns > ANSWER_MAX_NS:
                 silent = StoreUnavailable("the fetch of an object is not answered", key=fetch.segment.key)
                 self.fetched(fetch.number, silent, now_ns)
-        for key, pause in list(self._pauses.items()):
-            if now_ns >= pause.end_ns and not pause.ticket.done:
+        for pause in self._pauses.values():
+            if now_ns >= pause.end_ns:
                 pause.ticket.end()
-                self._changed(self._segments[key].identity)
         if self._reads.let_go(now_ns):
             self._admit(now_ns)
         self._tell()

@@ -283,10 +283,11 @@ class NativeServer:
         for connection in list(self.connections.values()):
             connection.close()
 
-    def abort_all(self) -> None:
-        """Drop every connection with its unsent output."""
+    def silence(self) -> None:
+        """Drop every connection that was greeted, with its unsent output; others have asked nothing yet."""
         for connection in list(self.connections.values()):
-            connection.abort()
+            if connection.welcomed:
+                connection.abort()
 
     def abort_entered(self) -> None:
         """Drop every connection that was let in; one that has not greeted yet is judged when it does."""

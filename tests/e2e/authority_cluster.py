@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import danube.sync
-from danube.errors import ConnectionFailed, NotAllowed, Unavailable
+from danube.errors import NotAllowed, NotFound, Unavailable
 from danube.host.tls import PEER_NAME, TlsFiles
 from tests.broker_cluster import BrokerCluster
 from tests.broker_process import BrokerProcess, wait_until
@@ -16,6 +16,7 @@ from tests.e2e.authority_site import ENVIRONMENT, root, token
 from tests.e2e.grpc_parts import DanubeCalls
 
 NAMES = "IP:127.0.0.1"
+ASKED_S = 60.0  # while a cluster chooses a leader
 KNOWN_S = 30.0  # for what was given to be known everywhere, on a slow and loaded machine
 
 
@@ -73,12 +74,26 @@ class ClusterSite:
     def administrator(self, broker: BrokerProcess | None = None) -> danube.sync.Client:
         return self.connect(broker or self.brokers[0], root())
 
+    def ask(self, op: str, **args: object) -> None:
+        """Ask the first broker for something, again while it cannot answer."""
+
+        def asked() -> bool:
+            try:
+                with self.administrator() as client:
+                    ask(client, op, **args)
+            except Unavailable:  # the cluster has no leader, or a broker no lease
+                return False
+            except NotFound:  # it was deleted by a request whose answer was lost
+                return True
+            return True
+
+        wait_until(asked, ASKED_S, f"{op} is done")
+
     def wait_known(self) -> None:
         """Until every broker has heard of all that was done before: of a binding that is made now."""
         self._witnesses += 1
         name = f"witness-{self._witnesses}"
-        with self.administrator() as client:
-            bind(client, name, "viewer", "cluster", "")
+        self.ask("put_binding", **binding(name, "viewer", "cluster", ""))
         for broker in self.brokers:
             wait_until(lambda broker=broker: self._may_look(broker, name), KNOWN_S, "bindings are known")
 
@@ -87,15 +102,22 @@ class ClusterSite:
         try:
             with self.connect(broker, token_of(name)) as client:
                 ask(client, "status")
-        except (NotAllowed, Unavailable, ConnectionFailed):
+        except (NotAllowed, Unavailable):
             return False
         return True
 
 
 def bind(client: danube.sync.Client, name: str, role: str, scope: str, resource: str) -> None:
     """Give a user a role."""
-    ask(client, "put_binding", id=name, principal_type="user", principal_name=name, role_names=[role],
-        scope=scope, resource_name=resource)  # fmt: skip
+    ask(client, "put_binding", **binding(name, role, scope, resource))
+
+
+def binding(name: str, role: str, scope: str, resource: str) -> dict[str, object]:
+    """Return the arguments that give a user a role."""
+    return {
+        "id": name, "principal_type": "user", "principal_name": name, "role_names": [role],
+        "scope": scope, "resource_name": resource,
+    }  # fmt: skip
 
 
 def ask(client: danube.sync.Client, op: str, **args: Any) -> Any:

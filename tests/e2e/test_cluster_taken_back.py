@@ -18,7 +18,7 @@ import pytest
 
 from danube import sync
 from danube.core.security.principals import Principal
-from danube.errors import NotFound, Unavailable
+from danube.errors import Unavailable
 from danube.host import clock
 from danube.server.proto import DanubeAdmin_pb2 as admin_pb
 from tests.broker_process import BrokerProcess, wait_until
@@ -51,21 +51,6 @@ class Site(ClusterSite):
                 if len(owned) == len(self.brokers):
                     break
         self.topics = [owned[place] for place in range(len(self.brokers))]
-
-    def ask(self, op: str, **args: object) -> None:
-        """Ask the first broker for something, again while it cannot answer."""
-
-        def asked() -> bool:
-            try:
-                with self.administrator() as client:
-                    ask(client, op, **args)
-            except Unavailable:  # the cluster has no leader, or a broker no lease
-                return False
-            except NotFound:  # it was deleted by a request whose answer was lost
-                return True
-            return True
-
-        wait_until(asked, GENEROUS_S, f"{op} is done")
 
     def leader(self) -> int:
         """The place of the broker whose controller decides."""

@@ -120,7 +120,7 @@ class ClusterParts:
         return clock.elapsed_ns() < (self._lease.end_ns or self._began_ns) + RIGHTS_KEPT_NS
 
     def make_shard(self, silence: Callable[[], None], **parts: Any) -> ClusterShard:
-        """Make the worker's shard; ``silence`` drops all connections with their unsent output."""
+        """Make the worker's shard; ``silence`` drops the connections with their unsent output."""
         self._shard = ClusterShard(
             self.directory, self._owning, self._reserving, self._lease, silence, **parts
         )

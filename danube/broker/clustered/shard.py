@@ -59,7 +59,7 @@ class ClusterShard(Shard):
         self._owning = owning
         self._reserving = reserving
         self._lease = lease
-        self._silence = silence  # drops all connections with their unsent output
+        self._silence = silence  # drops the connections with their unsent output
         self._asked: dict[Place, Ownership] = {}  # partitions that must leave and are not open yet
         self._unopened: set[Place] = set()  # partitions that must be opened without a request
         self._open_ns = 0  # time of the next attempt to open them

@@ -245,9 +245,9 @@ class Worker:
         return Guests(counts, per_address=address, per_principal=principal, per_second=rate)
 
     def _silence(self) -> None:
-        """Drop all connections and their unsent output."""
+        """Drop all connections that may have asked for something, and their unsent output."""
         for door in self.doors.values():
-            door.abort_all()
+            door.silence()
 
     def _make_compactor(self) -> Compactor:
         return Compactor(

@@ -11,7 +11,15 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, unread
+from danube.client.machine.address import (
+    Address,
+    closed_early,
+    greeting_s,
+    let_go,
+    refused,
+    told_nothing,
+    unread,
+)
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.client.machine.tls import ClientTls, explained
@@ -344,7 +352,7 @@ class Connection:
         at_home = brokers.home is self.session
         for address in brokers.homes(self._addresses) if at_home else self._addresses:
             try:
-                await self._connect_to(address)
+                await self._greet(address)
                 if at_home:
                     brokers.found(address)
                 return
@@ -352,7 +360,17 @@ class Connection:
                 failure = error
         raise failure or ConnectionFailed("no broker address was given")
 
-    async def _connect_to(self, address: Address) -> None:
+    async def _greet(self, address: Address) -> None:
+        """Connect, and wait until the broker has greeted; once more if it ends that without a reason."""
+        link = await self._connect_to(address)
+        try:
+            await self._greeted(link, address)
+        except ConnectionFailed:
+            if not told_nothing(link.reason):
+                raise
+            await self._greeted(await self._connect_to(address), address)
+
+    async def _connect_to(self, address: Address) -> Link:
         timeout_s = self._connect_timeout_s
         at_home = self.session.brokers.home is self.session
         try:
@@ -367,8 +385,11 @@ class Connection:
             link.abort(error)
             raise
         self.flush()
+        return link
+
+    async def _greeted(self, link: Link, address: Address) -> None:
         try:
-            async with asyncio.timeout(greeting_s(self.session.silence_ns, timeout_s)):
+            async with asyncio.timeout(greeting_s(self.session.silence_ns, self._connect_timeout_s)):
                 while not self.session.ready:
                     if link.lost.done():
                         raise closed_early(address, link.reason, self._tls)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 from danube.client.blocking.attendance import Attendance
-from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused
+from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, told_nothing
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.client.machine.tls import ClientTls, explained
@@ -82,8 +82,18 @@ class BlockingLink:
             raise
         self.flush()
 
-    def shake(self, address: Address, timeout_s: float) -> None:
-        """Read until the broker has greeted."""
+    def greet(self, address: Address, timeout_s: float, greeting_s: float) -> None:
+        """Connect, and read until the broker has greeted; once more if it ends that without a reason."""
+        self.connect(address, timeout_s)
+        try:
+            self._shake(address, greeting_s)
+        except ConnectionFailed:
+            if not told_nothing(self.reason):
+                raise
+            self.connect(address, timeout_s)
+            self._shake(address, greeting_s)
+
+    def _shake(self, address: Address, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.session.ready:
             if self.socket is None:
@@ -454,8 +464,8 @@ class BlockingConnection:
         brokers = self.session.brokers
         for address in brokers.homes(self._addresses):
             try:
-                self._home.connect(address, timeout_s or self._connect_timeout_s)
-                self._home.shake(address, greeting_s(self.session.silence_ns, self._connect_timeout_s))
+                greeting = greeting_s(self.session.silence_ns, self._connect_timeout_s)
+                self._home.greet(address, timeout_s or self._connect_timeout_s, greeting)
                 brokers.found(address)
                 return
             except DanubeError as error:

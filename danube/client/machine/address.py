@@ -105,6 +105,14 @@ def unread(descriptor: int, size: int) -> bytes:
         return b""
 
 
+def told_nothing(reason: DanubeError | None) -> bool:
+    """Return whether a broker that ended a connection before it greeted gave no reason.
+
+    It may have lost its cluster in that moment, or begun to serve, so the next connection may go well.
+    """
+    return reason is None or (isinstance(reason, ConnectionFailed) and not reason.hint)
+
+
 def closed_early(address: Address, reason: DanubeError | None, tls: ClientTls | None = None) -> DanubeError:
     """The broker closed the connection before it greeted."""
     if reason is not None and not isinstance(reason, ConnectionFailed):

@@ -240,6 +240,12 @@ class GrpcDoor:
         for connection in list(self.connections):
             connection.abort()
 
+    def silence(self) -> None:
+        """Drop every connection that has made a call, with its unsent output."""
+        for connection in list(self.connections):
+            if connection.called:
+                connection.abort()
+
     def abort_entered(self) -> None:
         """Drop every connection that has shown a credential; another one is judged when it does."""
         for connection in list(self.connections):

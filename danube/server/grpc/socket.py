@@ -275,6 +275,11 @@ class GrpcSocket(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
+    @property
+    def called(self) -> bool:
+        """Return whether its client has made a call."""
+        return self._http2.last_stream_id > 0
+
     def abort(self) -> None:
         """Drop the connection with all that was to be sent."""
         transport, self._transport = self._transport, None

@@ -278,3 +278,15 @@ def test_where_nobody_is_known_any_more_a_connection_that_has_not_greeted_stays(
         assert msgspec.msgpack.decode(frame.body, type=Welcome).principal == "service_account:late"
 
     asyncio.run(run())
+
+
+def test_where_the_lease_is_over_a_connection_that_has_not_greeted_stays() -> None:
+    async def run() -> None:
+        door = Asking()
+        greeted, silent = Client(door), Client(door)
+        greeted.send(hello(token()))
+        door.server.silence()
+        assert greeted.transport.aborted
+        assert not silent.transport.closed
+
+    asyncio.run(run())

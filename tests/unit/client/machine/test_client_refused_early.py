@@ -19,12 +19,13 @@ from danube.host import local_socket
 FULL = wire.error_frame(LimitExceeded("this worker holds 3 connections already", hint="close some"))
 
 
-def closed_after(sent: bytes) -> Callable[[str, int], socket.socket]:
-    """Dial a peer that has sent these bytes and is gone: the first write fails."""
+def closed_after(*sent: bytes) -> Callable[[str, int], socket.socket]:
+    """Dial peers that have sent these bytes, one after the other, and are gone: the first write fails."""
+    peers = iter(sent)
 
     def dial(host: str, port: int) -> socket.socket:
         here, there = socket.socketpair()
-        there.sendall(sent)
+        there.sendall(next(peers))
         there.close()
         here.setblocking(False)
         return here
@@ -60,15 +61,16 @@ CLIENTS = [
 @pytest.mark.parametrize(
     ("sent", "raised"),
     [
-        pytest.param(FULL, LimitExceeded, id="said"),
-        pytest.param(b"", ConnectionFailed, id="silent"),
-        pytest.param(FULL[:-1], ConnectionFailed, id="cut"),
+        pytest.param([FULL], LimitExceeded, id="said"),
+        pytest.param([b"", b""], ConnectionFailed, id="silent"),
+        pytest.param([FULL[:-1], FULL[:-1]], ConnectionFailed, id="cut"),
+        pytest.param([b"", FULL], LimitExceeded, id="said to the second connection"),
     ],
 )
 def test_the_client_raises_what_the_broker_said_and_not_that_its_write_failed(
-    connect: Callable[[], None], sent: bytes, raised: type[DanubeError], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[[], None], sent: list[bytes], raised: type[DanubeError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_socket, "dial", closed_after(sent))
+    monkeypatch.setattr(local_socket, "dial", closed_after(*sent))
     with pytest.raises(DanubeError) as caught:
         connect()
     assert type(caught.value) is raised, caught.value

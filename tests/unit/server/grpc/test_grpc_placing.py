@@ -508,3 +508,14 @@ def test_where_nobody_is_known_any_more_a_connection_without_a_credential_stays(
     worker.door.abort_entered()
     assert ended.aborted
     assert not kept.closed
+
+
+def test_where_the_lease_is_over_a_connection_without_a_call_stays() -> None:
+    worker = Worker(passes=False)
+    (called, ended), (silent, kept) = worker.connect(), worker.connect()
+    feed(called, GREETING + sent())
+    feed(silent, GREETING + PING)
+    assert called.called and not silent.called
+    worker.door.silence()
+    assert ended.aborted
+    assert not kept.closed

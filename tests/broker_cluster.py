@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from danube.cluster.control.cluster_log import ClusterLog
 from danube.core.cluster.commands import AssignPartitions, Ownership, UnloadPartitions
 from danube.core.metadata.commands import Command
-from danube.errors import DanubeError
+from danube.errors import DanubeError, TopicNotFound
 from tests.broker_process import BrokerProcess, free_port, wait_until
 
 
@@ -116,8 +116,8 @@ class BrokerCluster:
         self._log.refresh()
         return self._log
 
-    def ask(self, broker: BrokerProcess) -> None:
-        """Look at the metadata of this one from now on."""
+    def ask(self, broker: BrokerProcess | None) -> None:
+        """Look at the metadata of this one from now on; None: of the first that runs."""
         self._asked = broker
         if self._log is not None:
             self._log.close()
@@ -159,6 +159,20 @@ class BrokerCluster:
 
         wait_until(owned, 10, f"owner of {topic}")
         return self.broker(seen[-1])
+
+    def wait_heard(self, topics: Iterable[str]) -> None:
+        """Until each broker knows an owner of every topic; a follower hears of them later than the leader."""
+        asked = self._asked
+        for broker in self.brokers:
+            self.ask(broker)
+
+            def heard() -> bool:
+                with suppress(TopicNotFound):
+                    return all(self.ownership(topic).broker_id for topic in topics)
+                return False
+
+            wait_until(heard, 30, "every broker knows the owners")
+        self.ask(asked)
 
     def others(self, broker: BrokerProcess) -> list[BrokerProcess]:
         return [one for one in self.brokers if one is not broker]

@@ -16,6 +16,7 @@ from tests.e2e.test_compaction import cli
 pytestmark = pytest.mark.slow
 
 TOPICS = [f"/default/t{number}" for number in range(6)]
+LAST = "/default/last"
 Given = dict[str, dict[int, bytes]]
 
 
@@ -38,7 +39,7 @@ def spread(cluster: BrokerCluster) -> Given:
     with sync.connect(cluster.brokers[0].address, timeout=60) as client:
         for topic in TOPICS:
             client.admin.create_topic(topic)
-            cluster.owner(topic)
+        cluster.wait_heard(TOPICS)  # so each journal has them in other frames than what follows
         for place, topic in enumerate(TOPICS):
             cluster.place(topic, cluster.brokers[place % 3])
         for topic in TOPICS[:3]:
@@ -92,6 +93,7 @@ def test_all_journals_are_damaged_and_every_record_comes_back(tmp_path: Path) ->
     (tmp_path / "store").mkdir()
     with BrokerCluster(tmp_path, 3, arguments=["--storage", f"file://{tmp_path}/store"]) as cluster:
         given = spread(cluster)
+        cluster.wait_heard(given)
         for broker in cluster.brokers:
             broker.kill()
         for broker, topic in zip(cluster.brokers, (TOPICS[2], TOPICS[5], TOPICS[0]), strict=True):
@@ -141,10 +143,13 @@ def test_records_on_local_disks_alone_are_served_again_by_their_brokers(tmp_path
             for topic in given:
                 client.admin.create_topic(topic)
                 publish(client, topic, given, 10)
+            cluster.wait_heard(given)
+            client.admin.create_topic(LAST)  # in a frame of its own, which is damaged
+        cluster.wait_heard([LAST])
         owners = {topic: cluster.owner(topic) for topic in given}
         for broker in cluster.brokers:
             broker.kill()
-        for broker, what in zip(cluster.brokers, (b"/t1", b"assign_partitions", b"/t0"), strict=True):
+        for broker, what in zip(cluster.brokers, (b"/t1", LAST.encode(), b"/t0"), strict=True):
             damage(broker, what)
         first = cluster.brokers[1]
         recover(first, "--unsafe-recover")

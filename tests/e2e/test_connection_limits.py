@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from danube import sync
 from danube.core.protocol import native as wire
@@ -11,6 +14,7 @@ from danube.core.protocol.native import Hello, Kind
 from danube.errors import Overloaded
 from tests.broker_process import wait_until
 from tests.e2e import authority_site
+from tests.e2e.authority_cluster import ClusterSite
 from tests.e2e.grpc_parts import EXHAUSTED, DanubeCalls
 from tests.e2e.test_native_door import RawPeer
 from tests.grpc_client import Disconnected, GrpcError
@@ -76,3 +80,22 @@ def test_a_principal_has_so_many_connections(broker: Any, monkeypatch: Any) -> N
                 assert isinstance(error, Overloaded) and error.facts["quota"] == "connections_per_principal"
         with site.connect("other"):
             pass  # it was welcomed
+
+
+def test_a_principal_has_so_many_connections_at_each_of_three_brokers(tmp_path: Path) -> None:
+    """The bound is of each broker: what one refuses another one takes, up to its own."""
+    site = ClusterSite(tmp_path)
+    for broker in site.brokers:
+        broker.environment["DANUBE_LIMITS__CONNECTIONS_PER_PRINCIPAL"] = str(LIMIT)
+    app, other = authority_site.token("app"), authority_site.token("other")
+    with site.cluster, ExitStack() as stack:
+        for broker in site.brokers:
+            held = [site.connect(broker, app).open() for _ in range(LIMIT)]
+            for client in held:
+                stack.callback(client.close)
+            for _ in range((TIMES - 1) * LIMIT):
+                with pytest.raises(Overloaded) as caught:
+                    site.connect(broker, app).open()
+                assert caught.value.facts["quota"] == "connections_per_principal"
+                assert caught.value.facts["limit"] == LIMIT
+            site.connect(broker, other).open().close()

@@ -82,16 +82,19 @@ class BlockingLink:
             raise
         self.flush()
 
-    def greet(self, address: Address, timeout_s: float, greeting_s: float) -> None:
-        """Connect, and read until the broker has greeted; once more if it ends that without a reason."""
+    def greet(self, address: Address, timeout_s: float, greeted_s: float) -> None:
+        """Connect, and read until the broker has greeted; once more if it ends that without a reason.
+
+        ``timeout_s`` is for the connection, ``greeted_s`` for the greeting.
+        """
         self.connect(address, timeout_s)
         try:
-            self._shake(address, greeting_s)
+            self._shake(address, greeted_s)
         except ConnectionFailed:
             if not told_nothing(self.reason):
                 raise
             self.connect(address, timeout_s)
-            self._shake(address, greeting_s)
+            self._shake(address, greeted_s)
 
     def _shake(self, address: Address, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -464,8 +467,8 @@ class BlockingConnection:
         brokers = self.session.brokers
         for address in brokers.homes(self._addresses):
             try:
-                greeting = greeting_s(self.session.silence_ns, self._connect_timeout_s)
-                self._home.greet(address, timeout_s or self._connect_timeout_s, greeting)
+                greeted_s = greeting_s(self.session.silence_ns, self._connect_timeout_s)
+                self._home.greet(address, timeout_s or self._connect_timeout_s, greeted_s)
                 brokers.found(address)
                 return
             except DanubeError as error:

@@ -346,7 +346,7 @@ class Connection:
     # -- dialling -------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        """Try every address once; raise the last failure."""
+        """Try every address; raise the last failure."""
         failure: DanubeError | None = None
         brokers = self.session.brokers
         at_home = brokers.home is self.session

@@ -461,7 +461,7 @@ class BlockingConnection:
     # -- dialling home --------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Try every address once; raise the last failure."""
+        """Try every address; raise the last failure."""
         failure: DanubeError | None = None
         timeout_s = min(self._connect_timeout_s, OWNER_CONNECT_TIMEOUT_S) if self._owners else None
         brokers = self.session.brokers

@@ -266,27 +266,22 @@ def test_a_revoked_credential_ends_its_connection() -> None:
     asyncio.run(run())
 
 
-def test_where_nobody_is_known_any_more_a_connection_that_has_not_greeted_stays() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(NativeServer.abort_entered, id="nobody is known any more"),
+        pytest.param(NativeServer.silence, id="the lease is over"),
+    ],
+)
+def test_a_connection_that_has_not_greeted_stays(end: Callable[[NativeServer], None]) -> None:
     async def run() -> None:
         door = Asking()
         greeted, silent = Client(door), Client(door)
         greeted.send(hello(token()))
-        door.server.abort_entered()
+        end(door.server)
         assert greeted.transport.aborted
         assert not silent.transport.closed
         (frame,) = silent.send(hello(token("late")))
         assert msgspec.msgpack.decode(frame.body, type=Welcome).principal == "service_account:late"
-
-    asyncio.run(run())
-
-
-def test_where_the_lease_is_over_a_connection_that_has_not_greeted_stays() -> None:
-    async def run() -> None:
-        door = Asking()
-        greeted, silent = Client(door), Client(door)
-        greeted.send(hello(token()))
-        door.server.silence()
-        assert greeted.transport.aborted
-        assert not silent.transport.closed
 
     asyncio.run(run())

@@ -15,6 +15,7 @@ from danube import sync
 from danube.core.protocol import native as wire
 from danube.errors import ConnectionFailed, DanubeError, LimitExceeded
 from danube.host import local_socket
+from tests.fakes.broker import FakeBroker
 
 FULL = wire.error_frame(LimitExceeded("this worker holds 3 connections already", hint="close some"))
 
@@ -74,3 +75,24 @@ def test_the_client_raises_what_the_broker_said_and_not_that_its_write_failed(
     with pytest.raises(DanubeError) as caught:
         connect()
     assert type(caught.value) is raised, caught.value
+
+
+def test_a_second_connection_that_is_greeted_serves(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one ends without a word."""
+
+    async def connect() -> None:
+        async with danube.connect(fake.url) as client, client.producer("/default/t") as producer:
+            assert (await producer.send(b"asyncio")).offset == 0
+
+    def ends_one() -> None:
+        ends = iter([closed_after(b"")])
+        monkeypatch.setattr(local_socket, "dial", lambda host, port: next(ends, dial)(host, port))
+
+    dial = local_socket.dial
+    ends_one()
+    asyncio.run(connect())
+    ends_one()
+    with sync.connect(fake.url) as client, client.producer("/default/t") as producer:
+        assert producer.send(b"blocking").offset == 1

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from danube.config.problems import Problem
+from danube.config.problems import Given, Problem
 from danube.limits import RECORD_BYTES_MAX
 
 _STORE_KEYS: Final = {
@@ -136,8 +136,8 @@ def names(section: str) -> list[str]:
 
 
 def translate(
-    section: str, leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
-) -> Iterator[tuple[str, str, str]]:
+    section: str, leaves: Iterable[Given], folder: Path, problems: list[Problem]
+) -> Iterator[Given]:
     """``(key, text, origin)`` by our keys; relative paths are relative to ``folder``."""
     if section in SECTIONS:
         yield from _theirs(leaves, folder, problems)
@@ -166,7 +166,7 @@ def translate(
         yield key, text, place[1]
 
 
-def top(name: str, text: str, origin: str, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+def top(name: str, text: str, origin: str, problems: list[Problem]) -> Iterator[Given]:
     """Return our key for a key without a section, or none if it states what holds anyway."""
     if TOP[name]:
         yield TOP[name], text, origin
@@ -177,11 +177,9 @@ def top(name: str, text: str, origin: str, problems: list[Problem]) -> Iterator[
         problems.append(Problem(origin, f"{name} makes no namespaces here: {', '.join(missing)}", hint))
 
 
-def _theirs(
-    leaves: Iterable[tuple[str, str, str]], folder: Path, problems: list[Problem]
-) -> Iterator[tuple[str, str, str]]:
+def _theirs(leaves: Iterable[Given], folder: Path, problems: list[Problem]) -> Iterator[Given]:
     host, raft = "", None
-    mode, tls = "", list[tuple[str, str, str]]()
+    mode, tls = "", list[Given]()
     for name, text, origin in leaves:
         mode = text.strip().lower() if name == "auth.mode" else mode
         if name in _ONLY:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from danube.config.quantities import format_duration, format_size, parse_duration_ms, parse_size_bytes
-from danube.config.sections import declare, parse_text
+from danube.config.sections import choice, declare, duration, parse_text, size
+from danube.core.partition.policy import DAY_MS
 
 MODES: Final = ("off", "on", "required")
-_DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +19,7 @@ class AuditConfig:
     ``directory`` is by default the folder ``audit`` of the data directory; ``keep`` 0 keeps for ever.
     """
 
-    mode: str = declare("off", "mode", lambda text: text.strip().lower(), choices=MODES)
+    mode: str = choice("off", "mode", *MODES)
     directory: str = declare("", "directory", parse_text)
-    keep_ms: int = declare(
-        90 * _DAY_MS, "keep", parse_duration_ms, show=format_duration, least=0, most=36_500 * _DAY_MS
-    )
-    file_bytes: int = declare(
-        64 << 20, "file_size", parse_size_bytes, show=format_size, least=1 << 16, most=1 << 40
-    )
+    keep_ms: int = duration(90 * DAY_MS, "keep", 0, 36_500 * DAY_MS)
+    file_bytes: int = size(64 << 20, "file_size", 1 << 16, 1 << 40)

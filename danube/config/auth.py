@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from danube.config.problems import Problem
-from danube.config.quantities import format_duration, parse_duration_ms
+from danube.config.problems import Contradiction
 from danube.config.sections import (
+    NO_SECRET,
     Secret,
-    Setting,
     TlsConfig,
+    choice,
     declare,
-    parse_integer,
-    parse_secret,
+    duration,
+    hidden,
+    integer,
     parse_text,
 )
 from danube.core.security.principals import GIVEN_KINDS
@@ -97,18 +98,13 @@ class AuthConfig:
     ``jwt_secret_key`` is the key of upstream's configuration, for HS256; it has the kid "".
     """
 
-    mode: str = declare("none", "mode", lambda text: text.strip().lower(), choices=MODES)
+    mode: str = choice("none", "mode", *MODES)
     super_admins: str = declare("", "super_admins", _parse_names)
-    jwt_secret_key: Secret = field(
-        default_factory=Secret,
-        metadata={"setting": Setting("jwt.secret_key", parse_secret, private=True)},
-    )
+    jwt_secret_key: Secret = field(default=NO_SECRET, metadata=hidden("jwt.secret_key"))
     jwt_secret_key_file: str = declare("", "jwt.secret_key_file", parse_text)
     jwt_keys: str = declare("", "jwt.keys", parse_keys)
     jwt_issuer: str = declare("", "jwt.issuer", parse_text)
-    jwt_leeway_ms: int = declare(
-        60_000, "jwt.leeway", parse_duration_ms, show=format_duration, least=0, most=300_000
-    )
+    jwt_leeway_ms: int = duration(60_000, "jwt.leeway", 0, 300_000)
     oidc_issuer: str = declare("", "oidc.issuer", parse_address)
     oidc_audience: str = declare("", "oidc.audience", parse_text)
     oidc_jwks_uri: str = declare("", "oidc.jwks_uri", parse_address)
@@ -116,7 +112,7 @@ class AuthConfig:
     oidc_principal_claim: str = declare("sub", "oidc.principal_claim", parse_text)
     oidc_principal_type: str = declare("user", "oidc.principal_type", parse_text, choices=GIVEN_KINDS)
     oidc_groups_claim: str = declare("groups", "oidc.groups_claim", parse_text)
-    failures_per_minute: int = declare(10, "failures_per_minute", parse_integer, least=1, most=100_000)
+    failures_per_minute: int = integer(10, "failures_per_minute", 1, 100_000)
 
     @property
     def asks(self) -> bool:
@@ -192,49 +188,44 @@ def _provider_of(auth: AuthConfig) -> Provider | None:
 
 
 def contradictions(
-    auth: AuthConfig,
-    tls: TlsConfig,
-    origins: Mapping[str, str],
-    *,
-    loopback: bool,
-    clustered: bool,
-) -> Iterator[Problem]:
+    auth: AuthConfig, tls: TlsConfig, *, loopback: bool, clustered: bool
+) -> Iterator[Contradiction]:
     """Yield what cannot hold together in this section; ``loopback``: only this host reaches the ports."""
     if not auth.asks:
         return
     if clustered and not tls.cert_file:
         what = f"auth.mode is {auth.mode} in a cluster without tls.cert_file"
         hint = "brokers prove by TLS that they are: set the files of tls and of cluster"
-        yield Problem(origins["auth.mode"], what, hint)
+        yield "auth.mode", what, hint
     elif auth.mode == "tls" and not tls.cert_file:
-        yield Problem(origins["auth.mode"], "auth.mode is tls without a certificate", "set tls.cert_file")
+        yield "auth.mode", "auth.mode is tls without a certificate", "set tls.cert_file"
     if auth.jwt_secret_key and auth.jwt_secret_key_file:
         what = "auth.jwt.secret_key and auth.jwt.secret_key_file are both given"
-        yield Problem(origins["auth.jwt.secret_key"], what, "give one of them")
+        yield "auth.jwt.secret_key", what, "give one of them"
     if not auth.has_key and tls.client_certificates == "off":
         what = f"auth.mode is {auth.mode}, and there is no key that checks tokens"
         hint = "set auth.jwt.keys, auth.jwt.secret_key_file, or auth.oidc"
-        yield Problem(origins["auth.mode"], what, hint)
-    yield from _of_provider(auth, origins)
+        yield "auth.mode", what, hint
+    yield from _of_provider(auth)
     if auth.jwt_secret_key and not loopback and auth.jwt_secret_key.size_bytes < SECRET_BYTES_MIN:
         what = (
             f"auth.jwt.secret_key has less than {SECRET_BYTES_MIN} bytes, and others than this host may guess"
         )
-        yield Problem(origins["auth.jwt.secret_key"], what, "take a longer one: openssl rand -hex 32")
+        yield "auth.jwt.secret_key", what, "take a longer one: openssl rand -hex 32"
 
 
-def _of_provider(auth: AuthConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _of_provider(auth: AuthConfig) -> Iterator[Contradiction]:
     """Yield what is missing in ``auth.oidc``, or said for nothing."""
     if not auth.oidc_issuer:
         for name in ("audience", "jwks_uri", "ca_file"):
             if getattr(auth, f"oidc_{name}"):
                 what = f"auth.oidc.{name} is given without auth.oidc.issuer"
-                yield Problem(origins[f"auth.oidc.{name}"], what, "set the issuer, as its tokens spell it")
+                yield f"auth.oidc.{name}", what, "set the issuer, as its tokens spell it"
         return
     if not auth.oidc_audience:
         what = "auth.oidc.issuer is given without auth.oidc.audience"
         hint = "set the audience (aud) of tokens for this broker: others of the issuer are for other programs"
-        yield Problem(origins["auth.oidc.issuer"], what, hint)
+        yield "auth.oidc.issuer", what, hint
     if auth.oidc_issuer == auth.jwt_issuer:
         what = "auth.oidc.issuer is auth.jwt.issuer as well"
-        yield Problem(origins["auth.jwt.issuer"], what, "an issuer's keys are in one place: take one of them")
+        yield "auth.jwt.issuer", what, "an issuer's keys are in one place: take one of them"

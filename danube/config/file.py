@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 from danube.config import aliases as config_aliases
-from danube.config.problems import Problem, suggestion
+from danube.config.problems import Given, Problem, suggestion
 from danube.config.sections import Setting
 from danube.errors import ConfigInvalid
 from danube.limits import MIB
@@ -22,7 +22,7 @@ FILE_BYTES_MAX: Final = 1 * MIB
 _NULL_TAG = "tag:yaml.org,2002:null"
 
 
-def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[Given]:
     """Yield ``(key, text, origin)`` of every known key; add errors of the others to ``problems``."""
     origins: dict[str, str] = {}
     beside: tuple[str, str] | None = None
@@ -39,9 +39,7 @@ def read(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> I
         yield "data_dir", *beside
 
 
-def _found(
-    path: Path, known: Mapping[str, Setting], problems: list[Problem]
-) -> Iterator[tuple[str, str, str]]:
+def _found(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[Given]:
     root = _compose(path)
     if root is None:
         return
@@ -66,7 +64,7 @@ def _found(
 
 def _leaves(
     path: Path, node: yaml.MappingNode, allowed: list[str], problems: list[Problem], prefix: str
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[Given]:
     """``(key, text, origin)`` of the values in a section and in the sections inside it."""
     here = list(dict.fromkeys(name.partition(".")[0] for name in allowed))
     for key, key_node, value in _entries(path, node, here, problems, prefix):
@@ -121,7 +119,7 @@ def _entries(
             yield key, key_node, value
 
 
-def _scalar(path: Path, key: str, node: yaml.Node, problems: list[Problem]) -> Iterator[tuple[str, str, str]]:
+def _scalar(path: Path, key: str, node: yaml.Node, problems: list[Problem]) -> Iterator[Given]:
     origin = _place(path, node)
     if isinstance(node, yaml.SequenceNode) and key in config_aliases.LISTS:
         inner = [one for each in node.value for one in _scalar(path, f"{key}[]", each, problems)]

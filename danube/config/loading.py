@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ from danube import limits
 from danube.config import auth as auth_section
 from danube.config.audit import AuditConfig
 from danube.config.auth import AuthConfig
-from danube.config.problems import Problem, suggestion
+from danube.config.problems import Contradiction, Given, Problem, suggestion
 from danube.config.sections import (
     AdminConfig,
     BalanceConfig,
@@ -179,48 +179,33 @@ class Loaded:
     file: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """One text from one source, before it is parsed."""
+def _entries() -> Iterator[tuple[str, str, str, Setting]]:
+    """Yield each key, the section ("" at the top) and the field that hold it, and its setting."""
+    for item in fields(BrokerConfig):
+        if "setting" in item.metadata:
+            setting: Setting = item.metadata["setting"]
+            yield setting.key, "", item.name, setting
+        else:
+            for inner in fields(item.default_factory):  # type: ignore[arg-type]  # the section's class
+                setting = inner.metadata["setting"]
+                yield f"{item.name}.{setting.key}", item.name, inner.name, setting
 
-    key: str
-    text: str
-    origin: str
+
+_ENTRIES: Final = tuple(_entries())
 
 
 def settings() -> dict[str, Setting]:
     """Every setting by its key, ``section.name`` or a bare name at the top."""
-    return dict(_settings_of(BrokerConfig, ""))
-
-
-def _settings_of(cls: type, prefix: str) -> Iterator[tuple[str, Setting]]:
-    for item in fields(cls):
-        setting = item.metadata.get("setting")
-        if setting is not None:
-            yield prefix + setting.key, setting
-        else:
-            yield from _settings_of(_SECTIONS[item.name], item.name + ".")
-
-
-_SECTIONS: Final[dict[str, Any]] = {
-    item.name: item.default_factory for item in fields(BrokerConfig) if "setting" not in item.metadata
-}
+    return {key: setting for key, _, _, setting in _ENTRIES}
 
 
 def values(config: BrokerConfig, *, secrets_shown: bool = False) -> dict[str, str]:
     """Every value as the text that would set it, by key; secrets only when ``secrets_shown``."""
     shown: dict[str, str] = {}
-    for item in fields(config):
-        value = getattr(config, item.name)
-        if is_dataclass(value):
-            for inner in fields(value):
-                setting: Setting = inner.metadata["setting"]
-                one = getattr(value, inner.name)
-                bare = secrets_shown and isinstance(one, Secret)
-                shown[f"{item.name}.{setting.key}"] = one.reveal() if bare else setting.show(one)
-        else:
-            setting = item.metadata["setting"]
-            shown[setting.key] = setting.show(value)
+    for key, section, name, setting in _ENTRIES:
+        value = getattr(getattr(config, section) if section else config, name)
+        bare = secrets_shown and isinstance(value, Secret)
+        shown[key] = value.reveal() if bare else setting.show(value)
     return shown
 
 
@@ -237,19 +222,19 @@ def load(
     known = settings()
     problems: list[Problem] = []
     given = [
-        *(_from_file(file, known, problems) if file is not None else ()),
+        *_from_file(file, known, problems),
         *_from_environment(environ, known, problems),
         *_from_flags(flags or {}, known),
     ]
     parsed: dict[str, Any] = {}
     origins = dict.fromkeys(known, "default")
-    for one in given:
+    for key, text, origin in given:
         try:
-            parsed[one.key] = known[one.key].read(one.text)
-            origins[one.key] = one.origin
+            parsed[key] = known[key].read(text)
+            origins[key] = origin
         except ValueError as error:
-            shown = "its value" if known[one.key].private else repr(one.text[:80])
-            problems.append(Problem(one.origin, f"{one.key}: {shown} {error}"))
+            shown = "its value" if known[key].private else repr(text[:80])
+            problems.append(Problem(origin, f"{key}: {shown} {error}"))
     if not problems:
         if "data_dir" not in parsed:
             parsed["data_dir"] = default_data_dir(environ)
@@ -285,44 +270,27 @@ def _invalid(problems: list[Problem]) -> ConfigInvalid:
 
 
 def _build(parsed: Mapping[str, Any]) -> BrokerConfig:
-    arguments: dict[str, Any] = {}
-    for item in fields(BrokerConfig):
-        found = item.metadata.get("setting")
-        if found is not None:
-            if found.key in parsed:
-                arguments[item.name] = parsed[found.key]
-            continue
-        cls = _SECTIONS[item.name]
-        inner = {
-            one.name: parsed[key]
-            for one in fields(cls)
-            if (key := f"{item.name}.{one.metadata['setting'].key}") in parsed
-        }
-        arguments[item.name] = cls(**inner)
-    return BrokerConfig(**arguments)
+    given: dict[str, dict[str, Any]] = {}
+    for key, section, name, _ in _ENTRIES:
+        if key in parsed:
+            given.setdefault(section, {})[name] = parsed[key]
+    config = BrokerConfig(**given.pop("", {}))
+    sections = {section: replace(getattr(config, section), **chosen) for section, chosen in given.items()}
+    return replace(config, **sections)
 
 
 def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Problem]:
     """Values that are each allowed and cannot hold together."""
-    problems = []
-    subscriptions = config.subscriptions
-    if subscriptions.base_redelivery_delay_ms > subscriptions.max_redelivery_delay_ms:
-        origin = origins["subscriptions.base_redelivery_delay"]
-        problems.append(Problem(origin, "subscriptions.base_redelivery_delay is above max_redelivery_delay"))
-    if subscriptions.poison == "dead_letter" and not subscriptions.dead_letter_topic:
-        problems.append(
-            Problem(
-                origins["subscriptions.poison"],
-                "subscriptions.poison is dead_letter and there is no dead_letter_topic",
-                "set subscriptions.dead_letter_topic, for example /default/dead-letters",
-            )
-        )
-    problems += _storage_contradictions(config.storage, origins)
-    problems += _cluster_contradictions(config, origins)
-    problems += _tls_contradictions(config, origins)
-    problems += auth_section.contradictions(
-        config.auth, config.tls, origins, loopback=config.only_this_host, clustered=config.cluster.enabled
-    )
+    found = [
+        *_subscription_contradictions(config.subscriptions),
+        *_storage_contradictions(config.storage),
+        *_cluster_contradictions(config),
+        *_tls_contradictions(config),
+        *auth_section.contradictions(
+            config.auth, config.tls, loopback=config.only_this_host, clustered=config.cluster.enabled
+        ),
+    ]
+    problems = [Problem(origins[key], what, hint) for key, what, hint in found]
     for reliable in (True, False):
         try:
             config.topic_policy(reliable=reliable).check()
@@ -332,7 +300,17 @@ def _contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> list[Pr
     return problems
 
 
-def _tls_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _subscription_contradictions(subscriptions: SubscriptionsConfig) -> Iterator[Contradiction]:
+    if subscriptions.base_redelivery_delay_ms > subscriptions.max_redelivery_delay_ms:
+        key = "subscriptions.base_redelivery_delay"
+        yield key, f"{key} is above max_redelivery_delay", ""
+    if subscriptions.poison == "dead_letter" and not subscriptions.dead_letter_topic:
+        what = "subscriptions.poison is dead_letter and there is no dead_letter_topic"
+        hint = "set subscriptions.dead_letter_topic, for example /default/dead-letters"
+        yield "subscriptions.poison", what, hint
+
+
+def _tls_contradictions(config: BrokerConfig) -> Iterator[Contradiction]:
     tls, grpc, cluster = config.tls, config.grpc, config.cluster
     for section, cert_file, key_file in (
         ("grpc", grpc.cert_file, grpc.key_file),
@@ -340,94 +318,92 @@ def _tls_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Ite
     ):
         if bool(cert_file) != bool(key_file):
             missing = f"{section}.key_file" if cert_file else f"{section}.cert_file"
-            yield Problem(origins[missing], f"{missing} is missing", "TLS needs a certificate and its key")
+            yield missing, f"{missing} is missing", "TLS needs a certificate and its key"
     if config.admin.tls and not (grpc.cert_file or tls.cert_file):
         hint = "set tls.cert_file and key_file, or grpc.cert_file and key_file"
-        yield Problem(origins["admin.tls"], "admin.tls is on without a certificate", hint)
+        yield "admin.tls", "admin.tls is on without a certificate", hint
     asked = tls.client_certificates != "off"
     if asked and not tls.cert_file:
         what = f"tls.client_certificates is {tls.client_certificates} without TLS"
-        yield Problem(origins["tls.client_certificates"], what, "set tls.cert_file and key_file")
+        yield "tls.client_certificates", what, "set tls.cert_file and key_file"
     if asked and not tls.ca_file:
         what = f"tls.client_certificates is {tls.client_certificates} and there is no tls.ca_file"
-        yield Problem(origins["tls.ca_file"], what, "set it to the authorities that sign clients")
+        yield "tls.ca_file", what, "set it to the authorities that sign clients"
     if tls.crl_file and not asked:
         what = "tls.crl_file is given, and no client certificates are asked for"
-        yield Problem(
-            origins["tls.crl_file"], what, "set tls.client_certificates and tls.ca_file, or neither"
-        )
+        yield "tls.crl_file", what, "set tls.client_certificates and tls.ca_file, or neither"
     if tls.cert_file and cluster.enabled and not cluster.cert_file:
         what = "tls.cert_file is given in a cluster without cluster.cert_file"
         hint = "brokers speak TLS to each other: set cluster.cert_file, key_file and ca_file"
-        yield Problem(origins["tls.cert_file"], what, hint)
+        yield "tls.cert_file", what, hint
 
 
-def _storage_contradictions(storage: StorageConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _storage_contradictions(storage: StorageConfig) -> Iterator[Contradiction]:
     scheme = storage.url.partition("://")[0]
     mode = storage.mode
     if mode == "local" and scheme:
         wanted = "shared_fs" if scheme == "file" else "object_store"
         what = "storage.url names a store and storage.mode is local"
-        yield Problem(origins["storage.url"], what, f"set storage.mode to {wanted}")
+        yield "storage.url", what, f"set storage.mode to {wanted}"
     elif mode != "local" and not scheme:
         hint = "set storage.url, for example s3://bucket/prefix or file:///directory"
-        yield Problem(origins["storage.mode"], f"storage.mode is {mode} and there is no storage.url", hint)
+        yield "storage.mode", f"storage.mode is {mode} and there is no storage.url", hint
     elif mode != "local" and (mode == "shared_fs") != (scheme == "file"):
         hint = "shared_fs takes file:///directory, object_store takes s3://, gs:// or az://"
-        yield Problem(origins["storage.url"], f"storage.mode {mode} does not go with {scheme}://", hint)
+        yield "storage.url", f"storage.mode {mode} does not go with {scheme}://", hint
     if storage.merge_below_bytes > storage.merge_to_bytes:
-        yield Problem(origins["storage.merge_below"], "storage.merge_below is above storage.merge_to")
+        yield "storage.merge_below", "storage.merge_below is above storage.merge_to", ""
 
 
-def _cluster_contradictions(config: BrokerConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _cluster_contradictions(config: BrokerConfig) -> Iterator[Contradiction]:
     cluster = config.cluster
     if cluster.enabled and config.storage.restore != "never":
         hint = "restore into a broker that is alone"
-        yield Problem(origins["storage.restore"], "a member of a cluster restores nothing by itself", hint)
+        yield "storage.restore", "a member of a cluster restores nothing by itself", hint
     files = {"cert_file": cluster.cert_file, "key_file": cluster.key_file, "ca_file": cluster.ca_file}
     missing = [name for name, path in files.items() if not path]
     if missing and len(missing) < len(files):
         hint = "TLS between members needs a certificate, its key and the authority of all members"
-        yield Problem(origins[f"cluster.{missing[0]}"], f"cluster.{missing[0]} is missing", hint)
+        yield f"cluster.{missing[0]}", f"cluster.{missing[0]} is missing", hint
     hosts = cluster.metadata.partition("://")[2].partition("/")[0]
     others = [one for one in f"{cluster.seed_nodes},{cluster.join},{hosts}".split(",") if one]
     if loopback_address(cluster.raft_addr) and not all(map(loopback_address, others)):
         hint = "set it to this host's address or name, as the others know it"
         what = f"cluster.raft_addr {cluster.raft_addr} cannot be reached from other hosts"
-        yield Problem(origins["cluster.raft_addr"], what, hint)
+        yield "cluster.raft_addr", what, hint
     if cluster.enabled and not cluster.raft_addr:
         hint = "set it to host:port, where the other members reach this one"
-        yield Problem(origins["cluster.raft_addr"], "cluster.raft_addr is empty", hint)
-    yield from _etcd_contradictions(cluster, origins)
+        yield "cluster.raft_addr", "cluster.raft_addr is empty", hint
+    yield from _etcd_contradictions(cluster)
 
 
-def _etcd_contradictions(cluster: ClusterConfig, origins: Mapping[str, str]) -> Iterator[Problem]:
+def _etcd_contradictions(cluster: ClusterConfig) -> Iterator[Contradiction]:
     if cluster.metadata and (cluster.seed_nodes or cluster.join):
         given = "seed_nodes" if cluster.seed_nodes else "join"
         what = f"cluster.metadata and cluster.{given} are both given"
         hint = "with etcd brokers find each other there; leave seed_nodes and join out"
-        yield Problem(origins[f"cluster.{given}"], what, hint)
+        yield f"cluster.{given}", what, hint
     if cluster.etcd_password and cluster.etcd_password_file:
         what = "cluster.etcd_password and cluster.etcd_password_file are both given"
-        yield Problem(origins["cluster.etcd_password"], what, "give one of them")
+        yield "cluster.etcd_password", what, "give one of them"
     if bool(cluster.etcd_user) != bool(cluster.etcd_password or cluster.etcd_password_file):
         what = "cluster.etcd_user goes with a password"
         hint = "set cluster.etcd_user and cluster.etcd_password_file, or neither"
-        yield Problem(origins["cluster.etcd_user"], what, hint)
+        yield "cluster.etcd_user", what, hint
     if bool(cluster.etcd_cert_file) != bool(cluster.etcd_key_file):
         missing = "key_file" if cluster.etcd_cert_file else "cert_file"
         hint = "a client certificate needs its key"
-        yield Problem(origins[f"cluster.etcd_{missing}"], f"cluster.etcd_{missing} is missing", hint)
+        yield f"cluster.etcd_{missing}", f"cluster.etcd_{missing} is missing", hint
     for name in ("ca_file", "cert_file"):
         if getattr(cluster, f"etcd_{name}") and not cluster.metadata.startswith("etcds://"):
             what = f"cluster.etcd_{name} is given, and cluster.metadata speaks no TLS"
             hint = "write cluster.metadata as etcds://host:2379"
-            yield Problem(origins[f"cluster.etcd_{name}"], what, hint)
+            yield f"cluster.etcd_{name}", what, hint
 
 
 def _from_environment(
     environ: Mapping[str, str], known: Mapping[str, Setting], problems: list[Problem]
-) -> Iterator[_Given]:
+) -> Iterator[Given]:
     """``DANUBE_SERVER__HOST``; other names that begin with DANUBE_ belong to other tools.
 
     A near miss of a key without a section (``DANUBE_DATADIR``) is refused rather than ignored.
@@ -438,18 +414,12 @@ def _from_environment(
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
         if name in key_by_name:
-            yield _Given(key_by_name[name], text, f"environment {name}")
+            yield key_by_name[name], text, f"environment {name}"
         elif "__" in name:
             hint = suggestion(name, list(key_by_name)) or "docs/danube.yml lists every key"
             problems.append(Problem(f"environment {name}", "names no setting", hint))
-        elif _near_miss(name, top):
-            problems.append(Problem(f"environment {name}", "names no setting", suggestion(name, top)))
-
-
-def _near_miss(name: str, top: list[str]) -> bool:
-    import difflib
-
-    return bool(difflib.get_close_matches(name, top, n=1, cutoff=0.9))
+        elif hint := suggestion(name, top, cutoff=0.9):
+            problems.append(Problem(f"environment {name}", "names no setting", hint))
 
 
 def environment_name(key: str) -> str:
@@ -473,15 +443,16 @@ def flag_name(key: str) -> str:
     return "--" + named.replace("_", "-")
 
 
-def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> Iterator[_Given]:
+def _from_flags(flags: Mapping[str, object], known: Mapping[str, Setting]) -> Iterator[Given]:
     for key, value in flags.items():
         if value is not None:
             if key not in known:
                 raise KeyError(key)  # the command line's own table is wrong: a bug, not a user's mistake
-            yield _Given(key, show_plain(value), f"flag {flag_name(key)}")
+            yield key, show_plain(value), f"flag {flag_name(key)}"
 
 
-def _from_file(path: Path, known: Mapping[str, Setting], problems: list[Problem]) -> list[_Given]:
-    from danube.config import file as config_file
+def _from_file(path: Path | None, known: Mapping[str, Setting], problems: list[Problem]) -> Iterator[Given]:
+    if path is not None:
+        from danube.config import file as config_file
 
-    return [_Given(*found) for found in config_file.read(path, known, problems)]
+        yield from config_file.read(path, known, problems)

@@ -1,8 +1,11 @@
-"""Problems of a configuration: where one is, and how it may be mended."""
+"""Texts of a configuration and what is wrong with them: where, and how it may be mended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+Given = tuple[str, str, str]  # key, text and origin of a value, before it is parsed
+Contradiction = tuple[str, str, str]  # the key to look at, what is wrong, and a hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +17,9 @@ class Problem:
     hint: str = ""
 
 
-def suggestion(wrong: str, known: list[str]) -> str:
+def suggestion(wrong: str, known: list[str], cutoff: float = 0.6) -> str:
     """A did-you-mean for a misspelt word, or an empty text."""
     import difflib
 
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=cutoff)
     return f"did you mean {near[0]}?" if near else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -186,7 +186,7 @@ class Secret:
         return HIDDEN if self._text else ""
 
 
-_NO_SECRET: Final = Secret()
+NO_SECRET: Final = Secret()
 
 
 def parse_secret(text: str) -> Secret:
@@ -283,23 +283,23 @@ def declare(default: Any, key: str, parse: Callable[[str], Any], **options: Any)
     return field(default=default, metadata={"setting": Setting(key, parse, **options)})
 
 
-def _integer(default: int, key: str, least: int, most: int) -> Any:
+def integer(default: int, key: str, least: int, most: int) -> Any:
     return declare(default, key, parse_integer, least=least, most=most)
 
 
-def _duration(default_ms: int, key: str, least: int, most: int) -> Any:
+def duration(default_ms: int, key: str, least: int, most: int) -> Any:
     return declare(default_ms, key, parse_duration_ms, show=format_duration, least=least, most=most)
 
 
-def _size(default_bytes: int, key: str, least: int, most: int) -> Any:
+def size(default_bytes: int, key: str, least: int, most: int) -> Any:
     return declare(default_bytes, key, parse_size_bytes, show=format_size, least=least, most=most)
 
 
-def _choice(default: str, key: str, *choices: str) -> Any:
+def choice(default: str, key: str, *choices: str) -> Any:
     return declare(default, key, lambda text: text.strip().lower(), choices=choices)
 
 
-def _hidden(key: str) -> dict[str, Any]:
+def hidden(key: str) -> dict[str, Any]:
     return {"setting": Setting(key, parse_secret, private=True)}
 
 
@@ -314,9 +314,9 @@ class ServerConfig:
     """
 
     host: str = declare("127.0.0.1", "host", parse_host)
-    native_port: int = _integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
+    native_port: int = integer(DEFAULT_NATIVE_PORT, "native_port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
-    local_socket: str = _choice("auto", "local_socket", "auto", "on", "off")
+    local_socket: str = choice("auto", "local_socket", "auto", "on", "off")
     insecure: bool = declare(False, "insecure", parse_boolean)
 
 
@@ -330,11 +330,11 @@ class GrpcConfig:
     reaches them.
     """
 
-    port: int = _integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
+    port: int = integer(DEFAULT_GRPC_PORT, "port", 0, 65_535)
     advertised: str = declare("", "advertised", parse_advertised)
     cert_file: str = declare("", "cert_file", parse_text)
     key_file: str = declare("", "key_file", parse_text)
-    reflection: str = _choice("auto", "reflection", "auto", "on", "off")
+    reflection: str = choice("auto", "reflection", "auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ class AdminConfig:
     With a certificate in the section tls it speaks TLS anyway.
     """
 
-    port: int = _integer(DEFAULT_ADMIN_PORT, "port", 0, 65_535)
+    port: int = integer(DEFAULT_ADMIN_PORT, "port", 0, 65_535)
     tls: bool = declare(False, "tls", parse_boolean)
 
 
@@ -357,8 +357,8 @@ class MetricsConfig:
     """
 
     port: int = declare(NO_PORT, "port", parse_port, show=show_port, most=65_535)
-    topics_max: int = _integer(1_000, "topics_max", 0, 10_000)
-    series_max: int = _integer(10_000, "series_max", 1_000, 100_000)
+    topics_max: int = integer(1_000, "topics_max", 0, 10_000)
+    series_max: int = integer(10_000, "series_max", 1_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,15 +372,15 @@ class TlsConfig:
     key_file: str = declare("", "key_file", parse_text)
     ca_file: str = declare("", "ca_file", parse_text)
     crl_file: str = declare("", "crl_file", parse_text)
-    client_certificates: str = _choice("off", "client_certificates", "off", "optional", "required")
+    client_certificates: str = choice("off", "client_certificates", "off", "optional", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaConfig:
     """``compatibility_checks``: all rules, or only those of the broker that official clients grew up with."""
 
-    compatibility_checks: str = _choice("strict", "compatibility_checks", "strict", "upstream")
-    default_compatibility: str = _choice(
+    compatibility_checks: str = choice("strict", "compatibility_checks", "strict", "upstream")
+    default_compatibility: str = choice(
         "backward", "default_compatibility", "none", "backward", "forward", "full", "backward_transitive",
         "forward_transitive", "full_transitive",
     )  # fmt: skip
@@ -390,8 +390,8 @@ class SchemaConfig:
 class LogConfig:
     """Diagnostics, on standard error."""
 
-    level: str = _choice("info", "level", "debug", "info", "warning", "error")
-    format: str = _choice("text", "format", "text", "json")
+    level: str = choice("info", "level", "debug", "info", "warning", "error")
+    format: str = choice("text", "format", "text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,14 +402,14 @@ class LimitsConfig:
     address): of the host, whichever workers they reach; 0 is no limit.
     """
 
-    connections_max: int = _integer(limits.CONNECTIONS_MAX, "connections_max", 1, 1_000_000)
-    connections_per_address: int = _integer(0, "connections_per_address", 0, 1_000_000)
-    connections_per_principal: int = _integer(0, "connections_per_principal", 0, 1_000_000)
-    connection_rate: int = _integer(0, "connection_rate", 0, 1_000_000)
-    handshake_timeout_ms: int = _duration(
+    connections_max: int = integer(limits.CONNECTIONS_MAX, "connections_max", 1, 1_000_000)
+    connections_per_address: int = integer(0, "connections_per_address", 0, 1_000_000)
+    connections_per_principal: int = integer(0, "connections_per_principal", 0, 1_000_000)
+    connection_rate: int = integer(0, "connection_rate", 0, 1_000_000)
+    handshake_timeout_ms: int = duration(
         round(limits.HANDSHAKE_TIMEOUT_S * 1000), "handshake_timeout", 100, 300_000
     )
-    session_timeout_ms: int = _duration(
+    session_timeout_ms: int = duration(
         round(limits.SESSION_TIMEOUT_S * 1000), "session_timeout", 1_000, 3_600_000
     )
 
@@ -421,9 +421,9 @@ class WalConfig:
     ``sync_lag_max_ms``: while older records are not synced, their acknowledgements wait for the disk.
     """
 
-    segment_bytes: int = _size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
-    sync_interval_ms: int = _duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
-    sync_lag_max_ms: int = _duration(limits.SYNC_LAG_MAX_MS, "sync_lag_max", 50, 60_000)
+    segment_bytes: int = size(limits.SEGMENT_BYTES, "segment_size", 16 * limits.MIB, 4 * limits.GIB)
+    sync_interval_ms: int = duration(limits.SYNC_INTERVAL_MS, "sync_interval", 1, 1_000)
+    sync_lag_max_ms: int = duration(limits.SYNC_LAG_MAX_MS, "sync_lag_max", 50, 60_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,42 +437,42 @@ class StorageSettings:
     url: str = declare("", "url", parse_store_url, private=True)
     endpoint: str = declare("", "endpoint", parse_endpoint, private=True)
     region: str = declare("", "region", parse_text)
-    access_key: Secret = field(default=_NO_SECRET, metadata=_hidden("access_key"))
+    access_key: Secret = field(default=NO_SECRET, metadata=hidden("access_key"))
     access_key_file: str = declare("", "access_key_file", parse_text)
-    secret_key: Secret = field(default=_NO_SECRET, metadata=_hidden("secret_key"))
+    secret_key: Secret = field(default=NO_SECRET, metadata=hidden("secret_key"))
     secret_key_file: str = declare("", "secret_key_file", parse_text)
-    session_token: Secret = field(default=_NO_SECRET, metadata=_hidden("session_token"))
+    session_token: Secret = field(default=NO_SECRET, metadata=hidden("session_token"))
     session_token_file: str = declare("", "session_token_file", parse_text)
     profile: str = declare("", "profile", parse_text)
     role_arn: str = declare("", "role_arn", parse_text)
-    credentials: Secret = field(default=_NO_SECRET, metadata=_hidden("credentials"))
+    credentials: Secret = field(default=NO_SECRET, metadata=hidden("credentials"))
     credentials_file: str = declare("", "credentials_file", parse_text)
     anonymous: bool = declare(False, "anonymous", parse_boolean)
     virtual_host_style: bool = declare(False, "virtual_host_style", parse_boolean)
-    upload_parallel: int = _integer(4, "upload_parallel", 1, 64)
-    part_bytes: int = _size(16 * limits.MIB, "part_size", 5 * limits.MIB, 1 * limits.GIB)
+    upload_parallel: int = integer(4, "upload_parallel", 1, 64)
+    part_bytes: int = size(16 * limits.MIB, "part_size", 5 * limits.MIB, 1 * limits.GIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig(StorageSettings):
     """Tiered storage.  ``mode`` local keeps every segment here and needs no store."""
 
-    mode: str = _choice("local", "mode", "local", "shared_fs", "object_store")
-    seal_after_ms: int = _duration(60_000, "seal_after", 1_000, 30 * DAY_MS)
-    upload_hold_ms: int = _duration(300_000, "upload_hold_time", 0, DAY_MS)
-    upload_hold_bytes: int = _size(16 * limits.GIB, "upload_hold_size", 0, 1 << 50)
-    merge_below_bytes: int = _size(64 * limits.MIB, "merge_below", 0, 4 * limits.GIB)
-    merge_to_bytes: int = _size(256 * limits.MIB, "merge_to", 1 * limits.MIB, 4 * limits.GIB)
-    compact_after_ms: int = _duration(60_000, "compact_after", 0, 365 * DAY_MS)
-    compact_bytes_min: int = _size(1 * limits.MIB, "compact_min_size", 0, 1 << 50)
-    compact_dirty_percent: int = _integer(50, "compact_dirty_percent", 0, 100)
-    compact_keys_max: int = _integer(1_000_000, "compact_keys_max", 1_000, 100_000_000)
-    local_retention_ms: int = _duration(2 * DAY_MS, "local_retention_time", 0, 36_500 * DAY_MS)
-    local_retention_bytes: int = _size(20 * 1000**3, "local_retention_size", 0, 1 << 60)
-    local_retention_segments: int = _integer(0, "local_retention_segments", 0, 1_000_000)
-    cache_bytes: int = _size(256 * limits.MIB, "cache_size", 16 * limits.MIB, 1 << 50)
-    orphan_age_ms: int = _duration(22 * DAY_MS // 24, "orphan_age", 60_000, 365 * DAY_MS)
-    restore: str = _choice("never", "restore", "never", "if_empty")
+    mode: str = choice("local", "mode", "local", "shared_fs", "object_store")
+    seal_after_ms: int = duration(60_000, "seal_after", 1_000, 30 * DAY_MS)
+    upload_hold_ms: int = duration(300_000, "upload_hold_time", 0, DAY_MS)
+    upload_hold_bytes: int = size(16 * limits.GIB, "upload_hold_size", 0, 1 << 50)
+    merge_below_bytes: int = size(64 * limits.MIB, "merge_below", 0, 4 * limits.GIB)
+    merge_to_bytes: int = size(256 * limits.MIB, "merge_to", 1 * limits.MIB, 4 * limits.GIB)
+    compact_after_ms: int = duration(60_000, "compact_after", 0, 365 * DAY_MS)
+    compact_bytes_min: int = size(1 * limits.MIB, "compact_min_size", 0, 1 << 50)
+    compact_dirty_percent: int = integer(50, "compact_dirty_percent", 0, 100)
+    compact_keys_max: int = integer(1_000_000, "compact_keys_max", 1_000, 100_000_000)
+    local_retention_ms: int = duration(2 * DAY_MS, "local_retention_time", 0, 36_500 * DAY_MS)
+    local_retention_bytes: int = size(20 * 1000**3, "local_retention_size", 0, 1 << 60)
+    local_retention_segments: int = integer(0, "local_retention_segments", 0, 1_000_000)
+    cache_bytes: int = size(256 * limits.MIB, "cache_size", 16 * limits.MIB, 1 << 50)
+    orphan_age_ms: int = duration(22 * DAY_MS // 24, "orphan_age", 60_000, 365 * DAY_MS)
+    restore: str = choice("never", "restore", "never", "if_empty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,14 +489,14 @@ class ClusterConfig:
     raft_addr: str = declare(f"127.0.0.1:{DEFAULT_RAFT_PORT}", "raft_addr", parse_advertised)
     seed_nodes: str = declare("", "seed_nodes", parse_node_addresses)
     join: str = declare("", "join", parse_node_addresses)
-    heartbeat_ms: int = _duration(150, "heartbeat", 20, 10_000)
-    lease_ms: int = _duration(2_000, "lease", 500, 60_000)
+    heartbeat_ms: int = duration(150, "heartbeat", 20, 10_000)
+    lease_ms: int = duration(2_000, "lease", 500, 60_000)
     cert_file: str = declare("", "cert_file", parse_text)
     key_file: str = declare("", "key_file", parse_text)
     ca_file: str = declare("", "ca_file", parse_text)
     metadata: str = declare("", "metadata", parse_metadata, private=True)
     etcd_user: str = declare("", "etcd_user", parse_text)
-    etcd_password: Secret = field(default=_NO_SECRET, metadata=_hidden("etcd_password"))
+    etcd_password: Secret = field(default=NO_SECRET, metadata=hidden("etcd_password"))
     etcd_password_file: str = declare("", "etcd_password_file", parse_text)
     etcd_ca_file: str = declare("", "etcd_ca_file", parse_text)
     etcd_cert_file: str = declare("", "etcd_cert_file", parse_text)
@@ -515,11 +515,11 @@ class BalanceConfig:
     ``interval_ms`` 0 takes the interval of the aggressiveness.
     """
 
-    strategy: str = _choice("balanced", "strategy", "fair", "balanced", "weighted_load")
-    aggressiveness: str = _choice("balanced", "aggressiveness", "conservative", "balanced", "aggressive")
+    strategy: str = choice("balanced", "strategy", "fair", "balanced", "weighted_load")
+    aggressiveness: str = choice("balanced", "aggressiveness", "conservative", "balanced", "aggressive")
     automatic: bool = declare(True, "automatic", parse_boolean)
-    interval_ms: int = _duration(0, "interval", 0, DAY_MS)
-    moves_max: int = _integer(16, "moves_max", 1, 1_000)
+    interval_ms: int = duration(0, "interval", 0, DAY_MS)
+    moves_max: int = integer(16, "moves_max", 1, 1_000)
     weights: str = declare(
         "count=0.2,throughput=0.3,backlog=0.1,cpu=0.3,memory=0.1", "weights", parse_weights
     )
@@ -540,33 +540,27 @@ class TopicsConfig:
 
     auto_create: bool = declare(True, "auto_create", parse_boolean)
     reliable: bool = declare(True, "reliable", parse_boolean)
-    durability: str = _choice("written", "durability", "written", "fsync")
-    partitions: int = _integer(0, "partitions", 0, limits.PARTITIONS_MAX)
-    retention_ms: int = _duration(7 * DAY_MS, "retention_time", 0, 36_500 * DAY_MS)
-    retention_bytes: int = _size(0, "retention_size", 0, 1 << 60)
-    max_record_bytes: int = _size(limits.RECORD_BYTES_DEFAULT, "max_record_size", 1, limits.RECORD_BYTES_MAX)
+    durability: str = choice("written", "durability", "written", "fsync")
+    partitions: int = integer(0, "partitions", 0, limits.PARTITIONS_MAX)
+    retention_ms: int = duration(7 * DAY_MS, "retention_time", 0, 36_500 * DAY_MS)
+    retention_bytes: int = size(0, "retention_size", 0, 1 << 60)
+    max_record_bytes: int = size(limits.RECORD_BYTES_DEFAULT, "max_record_size", 1, limits.RECORD_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionsConfig:
     """Defaults of a reliable topic's subscriptions."""
 
-    max_unacked: int = _integer(limits.MAX_UNACKED_DEFAULT, "max_unacked", 1, limits.MAX_UNACKED_LIMIT)
-    ack_timeout_ms: int = _duration(30_000, "ack_timeout", 1, 7 * DAY_MS)
-    max_redelivery_count: int = _integer(5, "max_redelivery_count", 0, 1_000_000)
-    base_redelivery_delay_ms: int = _duration(1_000, "base_redelivery_delay", 0, DAY_MS)
-    max_redelivery_delay_ms: int = _duration(60_000, "max_redelivery_delay", 0, DAY_MS)
-    backoff: str = _choice("exponential", "backoff", "fixed", "exponential")
-    poison: str = _choice("block", "poison", "block", "drop", "dead_letter")
+    max_unacked: int = integer(limits.MAX_UNACKED_DEFAULT, "max_unacked", 1, limits.MAX_UNACKED_LIMIT)
+    ack_timeout_ms: int = duration(30_000, "ack_timeout", 1, 7 * DAY_MS)
+    max_redelivery_count: int = integer(5, "max_redelivery_count", 0, 1_000_000)
+    base_redelivery_delay_ms: int = duration(1_000, "base_redelivery_delay", 0, DAY_MS)
+    max_redelivery_delay_ms: int = duration(60_000, "max_redelivery_delay", 0, DAY_MS)
+    backoff: str = choice("exponential", "backoff", "fixed", "exponential")
+    poison: str = choice("block", "poison", "block", "drop", "dead_letter")
     dead_letter_topic: str = declare("", "dead_letter_topic", parse_text)
 
     def failure_policy(self) -> FailurePolicy:
-        return FailurePolicy(
-            max_redelivery_count=self.max_redelivery_count,
-            ack_timeout_ms=self.ack_timeout_ms,
-            base_redelivery_delay_ms=self.base_redelivery_delay_ms,
-            max_redelivery_delay_ms=self.max_redelivery_delay_ms,
-            backoff=self.backoff,
-            poison=self.poison,
-            dead_letter_topic=self.dead_letter_topic,
-        )
+        chosen = asdict(self)
+        del chosen["max_unacked"]
+        return FailurePolicy(**chosen)

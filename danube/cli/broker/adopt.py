@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.output import note, output_option, show
-from danube.cli.terminal.services import Services
 
 
 @click.command(short_help="Make a broker of one host the first member.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of a stopped broker.")
+@data_dir_option("Data directory of a stopped broker.")
 @click.option(
     "--raft-addr", metavar="HOST:PORT", help="Address of this node for other members.  [127.0.0.1:7650]"
 )
 @config_file_option
 @output_option()
-@click.pass_obj
-def adopt(
-    services: Services, /, data_dir: Path | None, raft_addr: str | None, file: Path | None, output: str
-) -> None:
+@pass_here
+def adopt(here: Here, raft_addr: str | None) -> None:
     """Turn the data directory of a broker of one host into that of a cluster's first member.
 
     \b
@@ -33,14 +28,10 @@ def adopt(
     before.  After an interruption repeat the command; until it has ended no broker starts there.
     """
     from danube.broker.clustered.adopting import adopt_directory
-    from danube.config.loading import load
 
-    config = load(file, services.environ, {"data_dir": data_dir, "cluster.raft_addr": raft_addr}).config
+    config = here.load({"cluster.raft_addr": raft_addr})
     found = adopt_directory(config.data_dir, config.cluster.raft_addr)
     plan = found.plan
-    show(
-        {"node_id": plan.node_id, "cluster_id": plan.cluster_id, "kept": str(config.data_dir / plan.kept)}
-        | found.told,
-        output,
-    )
+    kept = str(config.data_dir / plan.kept)
+    show({"node_id": plan.node_id, "cluster_id": plan.cluster_id, "kept": kept} | found.told, here.output)
     note("start it with --seed-nodes and --raft-addr, other brokers with --join; docs/cluster.md")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.arguments import together
 from danube.cli.terminal.lazy import Entry, LazyGroup
 from danube.cli.terminal.output import note, output_option, plain, show
-from danube.cli.terminal.services import Services
 from danube.errors import InvalidArgument, NotSupported, WrongState
 
 if TYPE_CHECKING:
@@ -30,14 +28,10 @@ COMMANDS = {
 
 _node_id_option = click.option("--node-id", required=True, help="As `danube cluster status` shows it.")
 _of_member_here = together(
-    click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        help="Data directory of a member here; default as for start.",
-    ),
+    data_dir_option("Data directory of a member here; default as for start."),
     config_file_option,
     output_option(),
-    click.pass_obj,
+    pass_here,
 )
 
 
@@ -53,27 +47,21 @@ def cluster() -> None:
 
 @cluster.command("status", short_help="Show the members as this member knows them.")
 @_of_member_here
-def status(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
+def status(here: Here) -> None:
     """Voters decide, learners only follow.
 
     Exit code 6 if no leader is known: then no change is possible, and the output may be out of date.
     """
-    from danube.cli.broker.running import require_running
-    from danube.cli.broker.stop import ask_here, data_dir_of
     from danube.cluster.control.calls import ClusterStatus, Status
     from danube.errors import Unavailable
 
-    running = require_running(data_dir_of(services, data_dir, file))
-    if running.controller:
-        found = _ask(running, Status(), 5.0)
-    else:
-        found = ask_here(running.url, lambda url: _alone(services, url))
+    found = _ask(here.running, Status(), 5.0) if here.running.controller else here.ask(_alone)
     if not isinstance(found, ClusterStatus):
         raise NotSupported("the controller answered something else")
-    if output == "json":
-        show(plain(found), output)
+    if here.output == "json":
+        show(plain(found), here.output)
     else:
-        show(_members(found), output, COLUMNS)
+        show(_members(found), here.output, COLUMNS)
         name = f"cluster {found.cluster} {found.cluster_id}" if found.cluster_id else "a broker that is alone"
         note(f"{name}, term {found.current_term}, version {found.version}")
     if not found.leader_id:
@@ -83,14 +71,13 @@ def status(services: Services, /, data_dir: Path | None, file: Path | None, outp
         raise Unavailable("no leader is known", why=why, hint=hint)
 
 
-def _alone(services: Services, url: str) -> ClusterStatus:
+def _alone(client: Any) -> ClusterStatus:
     """A broker without a cluster has no controller; its workers know that it is the only member."""
     import msgspec
 
     from danube.cluster.control.calls import ClusterStatus
 
-    with services.connect(url) as client:
-        return msgspec.convert(client.admin.cluster("member_status"), ClusterStatus)
+    return msgspec.convert(client.admin.cluster("member_status"), ClusterStatus)
 
 
 def _members(found: ClusterStatus) -> list[dict[str, object]]:
@@ -114,33 +101,28 @@ def _members(found: ClusterStatus) -> list[dict[str, object]]:
     "--raft-addr", required=True, metavar="HOST:PORT", help="Address of the node for other members."
 )
 @_of_member_here
-def add_node(services: Services, /, node_id: str, raft_addr: str, **here: Any) -> None:
+def add_node(here: Here, node_id: str, raft_addr: str) -> Any:
     """Add a node as a learner.  A node with --join or --seed-nodes is added automatically."""
-    _change(services, "add", node_id, raft_addr, **here)
+    return _change(here, "add", node_id, raft_addr)
 
 
 @cluster.command("promote-node", short_help="Make a learner a voter.")
 @_node_id_option
 @_of_member_here
-def promote_node(services: Services, /, node_id: str, **here: Any) -> None:
+def promote_node(here: Here, node_id: str) -> Any:
     """Make a learner a voter.  Refused until the learner has caught up."""
-    _change(services, "promote", node_id, **here)
+    return _change(here, "promote", node_id)
 
 
 @cluster.command("remove-node", short_help="Remove a voter or a learner.")
 @_node_id_option
 @_of_member_here
-def remove_node(services: Services, /, node_id: str, **here: Any) -> None:
+def remove_node(here: Here, node_id: str) -> Any:
     """Remove a node for good: it can return only as a new node with an empty data directory."""
-    _change(services, "remove", node_id, **here)
+    return _change(here, "remove", node_id)
 
 
-def _change(
-    services: Services, what: str, node_id: str, address: str = "", *, data_dir: Path | None,
-    file: Path | None, output: str,
-) -> None:  # fmt: skip
-    from danube.cli.broker.running import require_running
-    from danube.cli.broker.stop import data_dir_of
+def _change(here: Here, what: str, node_id: str, address: str = "") -> dict[str, list[str]]:
     from danube.cluster.control.calls import Change, Changed
     from danube.cluster.links.addresses import split_address
 
@@ -149,18 +131,17 @@ def _change(
     if address:
         split_address(address)
     change = Change(what, node_id, address, int(1000 * (TIMEOUT_S - 1)))
-    running = require_running(data_dir_of(services, data_dir, file))
-    if not running.controller:
+    if not here.running.controller:
         raise WrongState(
             "this broker is a cluster of one",
             why="it was started without --seed-nodes and --join",
             hint="see docs/cluster.md: from one host to a cluster",
         )
-    changed = _ask(running, change, TIMEOUT_S)
+    changed = _ask(here.running, change, TIMEOUT_S)
     if not isinstance(changed, Changed):
         raise NotSupported("the controller answered something else")
     members = changed.members
-    show({"voters": sorted(members.voters), "learners": sorted(members.learners)}, output)
+    return {"voters": sorted(members.voters), "learners": sorted(members.learners)}
 
 
 def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:

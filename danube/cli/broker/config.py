@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from danube.cli.broker.here import config_file_option
 from danube.cli.terminal.output import line, output_option, show
 from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.config.loading import Loaded
 
-config_file_option = click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path),
-    envvar="DANUBE_CONFIG",
-    help="Configuration file (YAML); also DANUBE_CONFIG.",
-)
 _PLAIN_YAML = re.compile(r"[A-Za-z0-9/][A-Za-z0-9/._-]*\Z")
 
 

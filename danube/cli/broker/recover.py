@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.output import note, output_option, plain, show
-from danube.cli.terminal.services import Services
 from danube.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -19,17 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Recover after the loss of most journals.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Data directory of a stopped broker.")
+@data_dir_option("Data directory of a stopped broker.")
 @click.option("--unsafe-recover", is_flag=True, help="Make this node the only voter of a new cluster.")
 @click.option("--rejoin", is_flag=True, help="Leave the old cluster, to join the new one.")
 @click.option("--raft-addr", default="", metavar="HOST:PORT", help="Needed if the journal lacks it.")
 @config_file_option
 @output_option()
-@click.pass_obj
-def recover(
-    services: Services, /, data_dir: Path | None, unsafe_recover: bool, rejoin: bool, raft_addr: str,
-    file: Path | None, output: str,
-) -> None:  # fmt: skip
+@pass_here
+def recover(here: Here, unsafe_recover: bool, rejoin: bool, raft_addr: str) -> None:
     """Without a flag: show the content of this node's journal, change nothing, and exit with code 2.
 
     \b
@@ -40,7 +36,6 @@ def recover(
     Agreed changes that are not in the journal of that node are lost: topics, policies, schemas, rights.
     Records are not lost, and no id or offset is given twice.  Old files are kept below left-<cluster id>.
     """
-    from danube.cli.broker.stop import data_dir_of
     from danube.cluster.control.recovery import rejoin as let_go
     from danube.cluster.control.survey import member
     from danube.cluster.links.addresses import split_address
@@ -49,17 +44,17 @@ def recover(
         raise InvalidArgument("--unsafe-recover and --rejoin are for different nodes", hint="give one")
     if raft_addr:
         split_address(raft_addr)
-    place = data_dir_of(services, data_dir, file)
+    place = here.data_dir
     if not (place / "recovering").exists():
         member(place)
     with _stopped(place):
         if unsafe_recover:
-            _recover(place, raft_addr, output)
+            _recover(place, raft_addr, here.output)
         elif rejoin:
-            _show(place, let_go(place), output)
+            _show(place, let_go(place), here.output)
             note("start it with --join HOST:PORT, or --seed-nodes as before")
         else:
-            _look(place, output)
+            _look(place, here.output)
 
 
 def _recover(place: Path, raft_addr: str, output: str) -> None:

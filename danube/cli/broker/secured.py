@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.output import line, note
 from danube.cli.terminal.private_file import put_file
-from danube.cli.terminal.services import Services
 from danube.errors import ConfigInvalid, InvalidArgument
 
 if TYPE_CHECKING:
@@ -28,13 +27,13 @@ _KEY_BYTES: Final = 32
 
 
 @click.command(short_help="Make keys, certificates, a configuration and the first token.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's; default as for start.")
+@data_dir_option("The broker's; default as for start.")
 @click.option(
     "--host", "hosts", multiple=True, help="Name or address of the broker, besides this host's own."
 )
 @config_file_option
-@click.pass_obj
-def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], file: Path | None) -> None:
+@pass_here
+def init(here: Here, hosts: tuple[str, ...]) -> None:
     """Make the folder `security` of a data directory (0700), by which a broker asks everybody who they are.
 
     \b
@@ -46,14 +45,11 @@ def init(services: Services, /, data_dir: Path | None, hosts: tuple[str, ...], f
     The first token is refused once an administrator has come.  What is there is kept; the first token is made
     anew each time, because who reads the folder may sign anyway: so an owner without administrator gets back.
     """
-    from danube.config.loading import load
-
-    config = load(file, services.environ, {"data_dir": data_dir}).config
-    folder = prepare(config.data_dir, hosts)
+    folder = prepare(here.data_dir, hosts)
     _write_token(folder)
     note("start the broker, make an administrator, and give a service account a right and a token:")
-    line(f"danube start --secure --data-dir {shlex.quote(str(config.data_dir))}")
-    for text in next_lines(folder, config.server.native_port):
+    line(f"danube start --secure --data-dir {shlex.quote(str(here.data_dir))}")
+    for text in next_lines(folder, here.config.server.native_port):
         line(text)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import config_file_option, data_dir_option
+from danube.cli.terminal.arguments import Decorator
 from danube.cli.terminal.output import json_line, line, note
 from danube.cli.terminal.services import Services
 
@@ -17,70 +18,56 @@ if TYPE_CHECKING:
     from danube.config.loading import BrokerConfig, Loaded, Started
 
 
+def _setting(flag: str, key: str, metavar: str | None, text: str) -> Decorator:
+    """An option for a setting, which the command gets under its key: with ``__``, as in the environment."""
+    return click.option(flag, key.replace(".", "__"), metavar=metavar, help=text)
+
+
 @click.command(short_help="Start a broker on this host.")
-@click.option("--workers", metavar="auto|N", help="Worker processes; auto: by cores and memory.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where logs and metadata live.")
-@click.option("--host", help="Address to listen on; loopback by default.")
-@click.option(
-    "--native-port", metavar="PORT", help="Port of the native protocol; 0 takes a free one.  [6660]"
+@_setting("--workers", "workers", "auto|N", "Worker processes; auto: by cores and memory.")
+@data_dir_option("Where logs and metadata live.")
+@_setting("--host", "server.host", None, "Address to listen on; loopback by default.")
+@_setting(
+    "--native-port", "server.native_port", "PORT", "Port of the native protocol; 0 takes a free one.  [6660]"
 )
-@click.option("--grpc-port", metavar="PORT", help="Port of the Danube gRPC API; 0 takes a free one.  [6650]")
-@click.option("--admin-port", metavar="PORT", help="Port of the gRPC administration API.  [50051]")
-@click.option(
-    "--metrics-port",
-    metavar="PORT",
-    help="Port of Prometheus metrics, usually 9040; 0 takes a free one.  [off]",
-)
-@click.option(
-    "--storage",
-    metavar="URL",
-    help="Object store for sealed segments: s3://bucket/prefix, file:///directory.",
-)
-@click.option(
-    "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
-)
+@_setting("--grpc-port", "grpc.port", "PORT", "Port of the Danube gRPC API; 0 takes a free one.  [6650]")
+@_setting("--admin-port", "admin.port", "PORT", "Port of the gRPC administration API.  [50051]")
+@_setting(
+    "--metrics-port", "metrics.port", "PORT",
+    "Port of Prometheus metrics, usually 9040; 0 takes a free one.  [off]",
+)  # fmt: skip
+@_setting(
+    "--storage", "storage.url", "URL",
+    "Object store for sealed segments: s3://bucket/prefix, file:///directory.",
+)  # fmt: skip
+@_setting(
+    "--s3-endpoint", "storage.endpoint", "URL",
+    "Endpoint of an S3 server other than Amazon's: http://host:port.",
+)  # fmt: skip
 @config_file_option
-@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-@click.option("--log-format", metavar="FORMAT", help="text or json.")
-@click.option(
-    "--raft-addr", metavar="HOST:PORT", help="Address of this broker for other members.  [127.0.0.1:7650]"
+@_setting("--log-level", "log.level", "LEVEL", "debug, info, warning or error.")
+@_setting("--log-format", "log.format", "FORMAT", "text or json.")
+@_setting(
+    "--raft-addr", "cluster.raft_addr", "HOST:PORT",
+    "Address of this broker for other members.  [127.0.0.1:7650]",
+)  # fmt: skip
+@_setting(
+    "--seed-nodes", "cluster.seed_nodes", "A:P,B:P", "The first members of a cluster; the same on each."
 )
-@click.option("--seed-nodes", metavar="A:P,B:P", help="The first members of a cluster; the same on each.")
-@click.option("--join", metavar="A:P,...", help="Members of a cluster that this broker joins.")
-@click.option(
-    "--metadata",
-    metavar="URL",
-    help="etcd of a cluster, instead of --seed-nodes: etcd://host:2379,host:2379/prefix.",
-)
+@_setting("--join", "cluster.join", "A:P,...", "Members of a cluster that this broker joins.")
+@_setting(
+    "--metadata", "cluster.metadata", "URL",
+    "etcd of a cluster, instead of --seed-nodes: etcd://host:2379,host:2379/prefix.",
+)  # fmt: skip
 @click.option("--secure", is_flag=True, help="Ask everybody for a credential; make keys the first time.")
 @click.option("--insecure", is_flag=True, help="Others may reach a broker that asks nobody who they are.")
 @click.option("--detach", is_flag=True, help="Return when the broker serves, and keep it running.")
 @click.option("--output-bytes-max", type=int, default=0, hidden=True)
 @click.pass_obj
 def start(
-    services: Services,
-    /,
-    workers: str | None,
-    data_dir: Path | None,
-    host: str | None,
-    native_port: str | None,
-    grpc_port: str | None,
-    admin_port: str | None,
-    metrics_port: str | None,
-    storage: str | None,
-    s3_endpoint: str | None,
-    file: Path | None,
-    log_level: str | None,
-    log_format: str | None,
-    raft_addr: str | None,
-    seed_nodes: str | None,
-    join: str | None,
-    metadata: str | None,
-    secure: bool,
-    insecure: bool,
-    detach: bool,
-    output_bytes_max: int,
-) -> int:
+    services: Services, /, file: Path | None, secure: bool, insecure: bool, detach: bool,
+    output_bytes_max: int, **given: Any,
+) -> int:  # fmt: skip
     """Start a broker and run it until SIGTERM or Ctrl-C.
 
     \b
@@ -99,28 +86,15 @@ def start(
     asked who they are.  --insecure says that this is meant, for a network that only trusted hosts are in.
     """
     from danube.cli.broker.secured import refuse_forgotten
+    from danube.cli.stored.places import store_flags
     from danube.config import exposure
     from danube.config.loading import load
 
-    flags = {
-        "workers": workers,
-        "data_dir": data_dir,
-        "server.host": host,
-        "server.native_port": native_port,
-        "grpc.port": grpc_port,
-        "admin.port": admin_port,
-        "metrics.port": metrics_port,
-        "storage.url": storage,
-        "storage.mode": storage and ("shared_fs" if storage.startswith("file:") else "object_store"),
-        "storage.endpoint": s3_endpoint,
-        "cluster.raft_addr": raft_addr,
-        "cluster.seed_nodes": seed_nodes,
-        "cluster.join": join,
-        "cluster.metadata": metadata,
-        "server.insecure": "true" if insecure else None,
-        "log.level": log_level,
-        "log.format": log_format,
-    }
+    flags = {name.replace("__", "."): text for name, text in given.items()}
+    if (url := flags["storage.url"]) is not None:
+        flags |= store_flags(url, flags["storage.endpoint"])
+    if insecure:
+        flags["server.insecure"] = "true"
     loaded = load(file, services.environ, flags)
     if secure:
         loaded = _secured(services, loaded.config, file, flags)

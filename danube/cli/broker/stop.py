@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.addressing import Address, address_option, explaining
-from danube.cli.terminal.output import output_option, plain, show
-from danube.cli.terminal.services import Services
+from danube.cli.terminal.output import output_option, plain
 
 STOP_TIMEOUT_S = 12.0
-Answered = TypeVar("Answered")
-
-_data_dir_option = click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="The broker's data directory; default as for start."
-)
+_data_dir_option = data_dir_option("The broker's data directory; default as for start.")
 
 
 @click.command(short_help="Stop the broker of a data directory.")
@@ -26,37 +19,31 @@ _data_dir_option = click.option(
 @config_file_option
 @click.option("--timeout", default=STOP_TIMEOUT_S, show_default=True, help="Seconds to wait for the end.")
 @output_option()
-@click.pass_obj
-def stop(
-    services: Services, /, data_dir: Path | None, file: Path | None, timeout: float, output: str
-) -> None:
+@pass_here
+def stop(here: Here, timeout: float) -> Any:
     """Let the broker finish accepted work and stop; wait until it has stopped."""
-    from danube.cli.broker.running import require_running, stop_and_wait
+    from danube.cli.broker.running import stop_and_wait
 
-    place = data_dir_of(services, data_dir, file)
-    running = require_running(place)
-    seconds = stop_and_wait(running, place, timeout)
-    show({"stopped": True, "pid": running.pid, "seconds": round(seconds, 3)}, output)
+    seconds = stop_and_wait(here.running, here.data_dir, timeout)
+    return {"stopped": True, "pid": here.running.pid, "seconds": round(seconds, 3)}
 
 
 @click.command(name="reload", short_help="Let a broker load its certificates and keys again.")
 @_data_dir_option
 @config_file_option
 @output_option()
-@click.pass_obj
-def reload_certificates(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> None:
+@pass_here
+def reload_certificates(here: Here) -> Any:
     """Let the broker load its certificates, authorities and keys again, within a second.
 
     That includes the list of the keys that check and sign tokens (auth.jwt) in its configuration file; all
     other settings hold from the next start.  Files that cannot be used change nothing; the broker's log names
     them, and the metric danube_tls_reload_failed, or danube_auth_keys_reload_failed, is 1.
     """
-    from danube.cli.broker.running import reload, require_running
+    from danube.cli.broker.running import reload
 
-    place = data_dir_of(services, data_dir, file)
-    running = require_running(place)
-    reload(running, place)
-    show({"told": True, "pid": running.pid}, output)
+    reload(here.running, here.data_dir)
+    return {"told": True, "pid": here.running.pid}
 
 
 @click.command(short_help="Show whether a broker runs, and its state.")
@@ -64,44 +51,20 @@ def reload_certificates(services: Services, /, data_dir: Path | None, file: Path
 @config_file_option
 @address_option(default=None)
 @output_option()
-@click.pass_obj
-def status(
-    services: Services, /, data_dir: Path | None, file: Path | None, service_addr: Address | None, output: str
-) -> None:
+@pass_here
+def status(here: Here, service_addr: Address | None) -> Any:
     """Show the broker of a data directory, or with -s the one at an address; exit code 3 if there is none."""
-    from danube.cli.broker.running import require_running
-
-    if service_addr is not None and data_dir is None:
-        with explaining(service_addr):
-            show({"address": service_addr.url, **_ask(services, service_addr.url)}, output)
-        return
-    place = data_dir_of(services, data_dir, file)
-    running = require_running(place)
-    local = plain(running)
+    if service_addr is not None and not here.data_dir_given:
+        with explaining(service_addr), here.services.connect(service_addr.url) as client:
+            return {"address": service_addr.url, **_told(client)}
+    local = plain(here.running)
     del local["identity"]  # for `danube stop` alone
-    answer = ask_here(running.url, lambda url: _ask(services, url)) if running.ready else {}
+    answer = here.ask(_told) if here.running.ready else {}
     counters = {one["worker"]: one for one in answer.pop("workers", [])}
     workers = [one | counters.get(one["worker"], {}) for one in local.pop("workers")]
-    show({**answer, **local, "data_dir": str(place), "workers": workers}, output)
+    return {**answer, **local, "data_dir": str(here.data_dir), "workers": workers}
 
 
-def ask_here(url: str, ask: Callable[[str], Answered]) -> Answered:
-    """Ask the broker of this host: by its Unix socket if it has one, else by TLS if its port wants that."""
-    from danube.errors import NotSupported
-
-    try:
-        return ask(url)
-    except NotSupported:
-        return ask(url.replace("danube://", "danube+tls://"))
-
-
-def _ask(services: Services, url: str) -> dict[str, Any]:
-    with services.connect(url) as client:
-        answer = plain(client.admin.status())
+def _told(client: Any) -> dict[str, Any]:
+    answer = plain(client.admin.status())
     return answer if isinstance(answer, dict) else {"broker": answer}
-
-
-def data_dir_of(services: Services, data_dir: Path | None, file: Path | None) -> Path:
-    from danube.config.loading import load
-
-    return load(file, services.environ, {"data_dir": data_dir}).config.data_dir

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
+from danube.cli.terminal.arguments import together
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import json_line, line, note, output_option, show
-from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.broker.audit.heads import KnownHeads
@@ -41,32 +41,15 @@ def audit() -> None:
     """
 
 
-def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = config_file_option(command)
-    return click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        help="Data directory of the broker; default as for start.",
-    )(command)
+_place_options = together(
+    data_dir_option("Data directory of the broker; default as for start."), config_file_option
+)
 
 
-def _config(services: Services, data_dir: Path | None, file: Path | None) -> BrokerConfig:
-    from danube.config.loading import load
-
-    return load(file, services.environ, {"data_dir": data_dir}).config
-
-
-def _directory(services: Services, data_dir: Path | None, file: Path | None) -> Path:
-    return _config(services, data_dir, file).audit_directory
-
-
-def _lines(directory: Path) -> Iterator[dict[str, Any]]:
-    return _reader(directory).lines()
-
-
-def _reader(directory: Path) -> TrailReader:
+def _reader(here: Here) -> TrailReader:
     from danube.broker.audit.trail import TrailReader, list_files, verify
 
+    directory = here.config.audit_directory
     if not list_files(directory):
         verify(directory)  # its error says why there is nothing
     return TrailReader(directory)
@@ -77,25 +60,19 @@ def _reader(directory: Path) -> TrailReader:
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
 @_place_options
 @output_option("table", "json")
-@click.pass_obj
-def tail(
-    services: Services, /, count: int, follow: bool, data_dir: Path | None, file: Path | None, output: str
-) -> None:
+@pass_here
+def tail(here: Here, count: int, follow: bool) -> None:
     """Show the newest lines of all workers by time."""
-    reader = _reader(_directory(services, data_dir, file))
+    reader = _reader(here)
     last = list(deque(reader.lines(), count))
     if not follow:
-        _print(last, output)
+        show(last, here.output, COLUMNS)
         return
     while True:
         for one in last:
             json_line(one)
         time.sleep(_FOLLOW_S)
         last = list(reader.lines())
-
-
-def _print(rows: list[dict[str, Any]], output: str) -> None:
-    show(rows, output, COLUMNS)
 
 
 def _instant(context: click.Context, parameter: click.Parameter, text: str | None) -> str:
@@ -109,24 +86,19 @@ def _instant(context: click.Context, parameter: click.Parameter, text: str | Non
     return when.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--until", callback=_instant, metavar="TIME", help="Only lines before it."),
-        click.option("--since", callback=_instant, metavar="TIME", help="Only lines from then on."),
-        click.option("--outcome", type=click.Choice(["allowed", "denied", "failed"])),
-        click.option("--resource", help="Only this topic, namespace or name."),
-        click.option("--operation", help="Only this operation."),
-        click.option("--principal", help="Only this one, as user:ann."),
-    ):
-        command = option(command)
-    return command
+_filters = together(
+    click.option("--principal", help="Only this one, as user:ann."),
+    click.option("--operation", help="Only this operation."),
+    click.option("--resource", help="Only this topic, namespace or name."),
+    click.option("--outcome", type=click.Choice(["allowed", "denied", "failed"])),
+    click.option("--since", callback=_instant, metavar="TIME", help="Only lines from then on."),
+    click.option("--until", callback=_instant, metavar="TIME", help="Only lines before it."),
+)
 
 
-def _chosen(
-    rows: Iterator[dict[str, Any]], since: str, until: str, **wanted: str | None
-) -> Iterator[dict[str, Any]]:
+def _chosen(here: Here, since: str, until: str, **wanted: str | None) -> Iterator[dict[str, Any]]:
     exact = {name: value for name, value in wanted.items() if value is not None}
-    for row in rows:
+    for row in _reader(here).lines():
         if until and row["time"] >= until:
             continue
         if row["time"] >= since and all(row.get(name) == value for name, value in exact.items()):
@@ -137,30 +109,24 @@ def _chosen(
 @_filters
 @_place_options
 @output_option("table", "json")
-@click.pass_obj
-def find(
-    services: Services, /, data_dir: Path | None, file: Path | None, output: str, since: str, until: str,
-    **wanted: str | None,
-) -> None:  # fmt: skip
+@pass_here
+def find(here: Here, **wanted: Any) -> None:
     """Show all lines that fit, by time; exit code 3 if none does."""
-    rows = list(_chosen(_lines(_directory(services, data_dir, file)), since, until, **wanted))
+    rows = list(_chosen(here, **wanted))
     if not rows:
         from danube.errors import NotFound
 
         raise NotFound("no line fits", hint="`danube audit tail` shows the newest ones")
-    _print(rows, output)
+    show(rows, here.output, COLUMNS)
 
 
 @audit.command("export", short_help="Print lines as JSON, one a line.")
 @_filters
 @_place_options
-@click.pass_obj
-def export(
-    services: Services, /, data_dir: Path | None, file: Path | None, since: str, until: str,
-    **wanted: str | None,
-) -> None:  # fmt: skip
+@pass_here
+def export(here: Here, **wanted: Any) -> None:
     """Print all lines that fit as they are stored, with their hashes and the number of their worker."""
-    for row in _chosen(_lines(_directory(services, data_dir, file)), since, until, **wanted):
+    for row in _chosen(here, **wanted):
         json_line(row)
 
 
@@ -230,15 +196,8 @@ def _kept(config: BrokerConfig) -> tuple[dict[int, list[Place]], list[str]]:
 )  # fmt: skip
 @_place_options
 @output_option()
-@click.pass_obj
-def verify(
-    services: Services,
-    /,
-    heads: dict[int, list[Place]],
-    data_dir: Path | None,
-    file: Path | None,
-    output: str,
-) -> int:
+@pass_here
+def verify(here: Here, heads: dict[int, list[Place]]) -> int:
     """Read every chain from its beginning to its head; exit code 10 if anything was changed.
 
     Who may write beside the files can make a whole new chain.  So the chain is compared with the heads that
@@ -247,14 +206,13 @@ def verify(
     """
     from danube.broker.audit.trail import verify as verify_files
 
-    config = _config(services, data_dir, file)
-    kept, remarks = _kept(config)
-    verified = verify_files(config.audit_directory, heads, kept)
+    kept, remarks = _kept(here.config)
+    verified = verify_files(here.config.audit_directory, heads, kept)
     verified.notes += remarks
     told = [f"{worker}:{place.number}:{place.hash}" for worker, place in verified.heads.items()]
     findings = [{"file": str(one.path), "line": one.line, "what": one.what} for one in verified.findings]
-    if output == "json":
-        show({"lines": verified.lines, "findings": findings, "notes": verified.notes, "heads": told}, output)
+    if here.output == "json":
+        show({"lines": verified.lines, "findings": findings, "notes": verified.notes, "heads": told}, "json")
     else:
         for one in findings:
             line(f"{one['file']}:{one['line']}: {one['what']}")
@@ -270,18 +228,15 @@ def verify(
 @click.option("--broker", type=click.IntRange(0), help="Of this broker of the cluster; default: this host's.")
 @_place_options
 @output_option("table", "json")
-@click.pass_obj
-def heads(
-    services: Services, /, broker: int | None, data_dir: Path | None, file: Path | None, output: str
-) -> int:
+@pass_here
+def heads(here: Here, broker: int | None) -> None:
     """Show what this host's copy of the metadata knows of the audit of a broker, oldest first.
 
     Each line of the column `head` can be given to `danube audit verify --head`.
     """
     from danube.errors import NotFound
 
-    config = _config(services, data_dir, file)
-    known = _known(config.data_dir, _own_id(config.data_dir) if broker is None else broker)
+    known = _known(here.data_dir, _own_id(here.data_dir) if broker is None else broker)
     rows = [
         {
             "time": datetime.fromtimestamp(head.time_us / 1e6, UTC).isoformat(timespec="seconds"),
@@ -295,5 +250,4 @@ def heads(
             "the metadata knows no heads of that broker",
             hint="they are kept each minute where audit.mode is on; --broker names another broker",
         )
-    show(rows, output, ("time", "directory", "head"))
-    return 0
+    show(rows, here.output, ("time", "directory", "head"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.output import line, output_option, show
-from danube.cli.terminal.services import Services
 from danube.host.local_socket import loopback
 
 if TYPE_CHECKING:
@@ -176,33 +174,26 @@ def examined(patient: Patient, checks: Iterable[tuple[str, str, Check]] = CHECKS
 
 
 @click.command(short_help="Check how well a running broker of this host is secured.")
-@click.option(
-    "--data-dir", type=click.Path(path_type=Path), help="Data directory of the broker; default as for start."
-)
+@data_dir_option("Data directory of the broker; default as for start.")
 @config_file_option
 @output_option("table", "json")
-@click.pass_obj
-def doctor(services: Services, /, data_dir: Path | None, file: Path | None, output: str) -> int:
+@pass_here
+def doctor(here: Here) -> int:
     """Look at the ports, processes and files of a broker that runs here; exit code 10 if a check fails.
 
     Ports, processes and files are looked at as they are; the rest is read from the configuration, as
     `danube start` would read it now: give the same --config.
     """
-    from danube.cli.broker.running import require_running
     from danube.cli.security.looking import looked_at, open_to_others, processes_below
-    from danube.config.loading import load
 
-    configured = load(file, services.environ, {"data_dir": data_dir}).config
-    running = require_running(configured.data_dir)
+    running, data_dir = here.running, here.data_dir
     processes = processes_below(running.pid)
-    owner = processes[0].user if processes else configured.data_dir.stat().st_uid
-    patient = Patient(
-        configured, looked_at(running.addresses), processes,
-        list(open_to_others(configured.data_dir, owner)), running.reloads,
-    )  # fmt: skip
+    owner = processes[0].user if processes else data_dir.stat().st_uid
+    open_paths = list(open_to_others(data_dir, owner))
+    patient = Patient(here.config, looked_at(running.addresses), processes, open_paths, running.reloads)
     found = examined(patient)
-    show(found, output, COLUMNS)
+    show(found, here.output, COLUMNS)
     failed = sum(one["verdict"] == "fail" for one in found)
-    if output != "json":
+    if here.output != "json":
         line(f"{failed} of {len(found)} checks failed")
     return EXIT_FINDINGS if failed else 0

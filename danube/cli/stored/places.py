@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from danube.cli.terminal.arguments import together
 from danube.errors import InvalidArgument, NotFound, StorageFailed, StoreRefused, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -18,18 +19,25 @@ if TYPE_CHECKING:
 _ROOTS = ("partitions/", "metadata/", "store.json")
 
 
-def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that it takes to reach a store besides its address."""
-    command = click.option(
-        "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
-    )(command)
-    return click.option(
+# The options that it takes to reach a store besides its address.
+store_options = together(
+    click.option(
         "--config",
         "file",
         type=click.Path(path_type=Path),
         envvar="DANUBE_CONFIG",
         help="Configuration with the store's endpoint and credentials; also DANUBE_CONFIG.",
-    )(command)
+    ),
+    click.option(
+        "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
+    ),
+)
+
+
+def store_flags(url: str, endpoint: str | None) -> dict[str, object]:
+    """The settings that a store's address and its endpoint stand for."""
+    mode = "shared_fs" if url.startswith("file:") else "object_store"
+    return {"storage.url": url, "storage.mode": mode, "storage.endpoint": endpoint}
 
 
 def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping[str, str]) -> ObjectStore:
@@ -37,9 +45,7 @@ def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping
     from danube.config.loading import load
     from danube.wal.stores.opening import open_store
 
-    mode = "shared_fs" if url.startswith("file:") else "object_store"
-    flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": endpoint}
-    return open_store(load(file, environ, flags).config.storage)
+    return open_store(load(file, environ, store_flags(url, endpoint)).config.storage)
 
 
 @contextmanager

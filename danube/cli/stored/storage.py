@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from danube.cli.broker.config import config_file_option
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
+from danube.cli.stored.places import store_flags
 from danube.cli.terminal.addressing import topic_name
 from danube.cli.terminal.asking import Broker, broker_command
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import note, output_option, plain, show
-from danube.cli.terminal.services import Services
 from danube.errors import StoreDamaged
 
 PROBLEMS_SHOWN_MAX = 5
@@ -63,7 +62,7 @@ def status(broker: Broker, topic: str | None) -> Any:
 
 @storage.command("restore", short_help="Fill an empty data directory from an object store.")
 @click.argument("url", metavar="URL")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Target directory, empty or missing.")
+@data_dir_option("Target directory, empty or missing.")
 @click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
 @click.option(
     "--older-metadata",
@@ -72,11 +71,8 @@ def status(broker: Broker, topic: str | None) -> Any:
 )
 @config_file_option
 @output_option()
-@click.pass_obj
-def restore(
-    services: Services, /, url: str, data_dir: Path | None, s3_endpoint: str | None, older_metadata: bool,
-    file: Path | None, output: str,
-) -> None:  # fmt: skip
+@pass_here
+def restore(here: Here, url: str, s3_endpoint: str | None, older_metadata: bool) -> None:
     """Bring back every topic, schema, cursor and uploaded record that URL holds.
 
     Records stay in the store and are read from there; local disk is needed for what is published from
@@ -85,15 +81,12 @@ def restore(
     the field problems says what did not; what did can be used.
     """
     from danube.broker.tiers.restore import restore_from
-    from danube.config.loading import load
     from danube.wal.stores.opening import open_store
 
-    mode = "shared_fs" if url.startswith("file:") else "object_store"
-    flags = {"storage.url": url, "storage.mode": mode, "storage.endpoint": s3_endpoint}
-    config = load(file, services.environ, {**flags, "data_dir": data_dir}).config
+    config = here.load(store_flags(url, s3_endpoint))
     store = open_store(config.storage)
     restored = restore_from(store, config.data_dir, older_metadata=older_metadata, progress=note)
-    show({**restored._asdict(), "data_dir": str(config.data_dir)}, output)
+    show({**restored._asdict(), "data_dir": str(config.data_dir)}, here.output)
     if restored.problems:
         raise StoreDamaged(
             f"not everything came back from {url}",

@@ -1,18 +1,20 @@
-"""One process of a benchmark (``python -m`` with this module); see bench_run for the lines it speaks."""
+"""One process of a benchmark (``python -m`` with this module); see bench_run for what it says."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
 
 import danube
+from danube.cli.records.bench_run import Part
 from danube.errors import DanubeError
 from danube.host.clock import monotonic_ns
 
@@ -22,57 +24,53 @@ LOOK_INTERVAL_S = 0.25
 LOSSY_IDLE_S = 2.0  # a non-reliable topic may have dropped the rest
 _SENT_AT = struct.Struct("<Q")
 
-
-def say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+Go = Callable[[], Awaitable[None]]  # says that this process is ready, and waits until all others are
 
 
-async def wait_for_go() -> None:
-    say({"ready": True})
-    line = await asyncio.to_thread(sys.stdin.readline)
-    if line.strip() != "go":
-        raise SystemExit(1)  # the parent is gone
+async def _wait_for_go(line: Connection) -> None:
+    line.send(None)
+    try:
+        await asyncio.to_thread(line.recv)
+    except EOFError:
+        raise SystemExit(1) from None  # the parent is gone
 
 
-async def run_part(part: dict[str, Any]) -> dict[str, Any]:
+async def run_part(part: Part, go: Go) -> dict[str, Any]:
     roles = {"publish": publish, "consume": consume, "latency": latency}
-    async with danube.connect(part["address"]) as client:
-        return await roles[part["role"]](client, part)
+    async with danube.connect(part.address) as client:
+        return await roles[part.role](client, part, go)
 
 
-def _producer(client: Any, part: dict[str, Any]) -> Any:
+def _producer(client: Any, part: Part) -> Any:
     return client.producer(
-        part["topic"],
-        name=f"bench-producer-{part['index']}",
-        reliable=part["reliable"],
-        durability=part["durability"],
-        partitions=part["partitions"],
+        part.topic,
+        name=f"bench-producer-{part.index}",
+        reliable=part.reliable,
+        durability=part.durability,
+        partitions=part.partitions,
     )
 
 
-async def publish(client: Any, part: dict[str, Any]) -> dict[str, Any]:
+async def publish(client: Any, part: Part, go: Go) -> dict[str, Any]:
     """Send the records; the end is the last acknowledgement."""
-    count, rate = part["count"], part["rate"]
     async with _producer(client, part) as producer:
-        payloads = [bytes(part["size"])] * min(part["batch"], count)
-        await wait_for_go()
+        payloads = [bytes(part.size)] * min(part.batch, part.count)
+        await go()
         began_ns = monotonic_ns()
-        if part["batch"] == 1:
-            await _publish_singly(producer, payloads[0], count, rate)
+        if part.batch == 1:
+            await _publish_singly(producer, payloads[0], part)
         else:
-            await _publish_batches(producer, payloads, count, rate)
+            await _publish_batches(producer, payloads, part)
         ended_ns = monotonic_ns()
-    return {"records": count, "began_ns": began_ns, "ended_ns": ended_ns}
+    return {"records": part.count, "began_ns": began_ns, "ended_ns": ended_ns}
 
 
-async def _publish_batches(producer: Any, payloads: list[bytes], count: int, rate: float) -> None:
+async def _publish_batches(producer: Any, payloads: list[bytes], part: Part) -> None:
     in_flight: deque[asyncio.Task[Any]] = deque()
     began_ns, sent = monotonic_ns(), 0
-    while sent < count:
-        if rate:
-            await _until_due(began_ns, sent, rate)
-        step = min(len(payloads), count - sent)
+    while sent < part.count:
+        await _until_due(began_ns, sent, part.rate)
+        step = min(len(payloads), part.count - sent)
         chosen = payloads if step == len(payloads) else payloads[:step]
         in_flight.append(asyncio.create_task(producer.send_many(chosen)))
         sent += step
@@ -82,15 +80,14 @@ async def _publish_batches(producer: Any, payloads: list[bytes], count: int, rat
         await task
 
 
-async def _publish_singly(producer: Any, payload: bytes, count: int, rate: float) -> None:
+async def _publish_singly(producer: Any, payload: bytes, part: Part) -> None:
     """Publish as an application does: send_nowait for each record, and wait when there is no room."""
     began_ns, sent, step = monotonic_ns(), 0, 100
     send_nowait = producer.send_nowait
-    while sent < count:
-        if rate:
-            await _until_due(began_ns, sent, rate)
+    while sent < part.count:
+        await _until_due(began_ns, sent, part.rate)
         await producer.ready()
-        upto = min(step, count - sent)
+        upto = min(step, part.count - sent)
         for _ in range(upto):
             send_nowait(payload)
         sent += upto
@@ -99,7 +96,7 @@ async def _publish_singly(producer: Any, payload: bytes, count: int, rate: float
 
 
 async def _until_due(began_ns: int, sent: int, rate: float) -> None:
-    early_ns = began_ns + round(sent / rate * 1e9) - monotonic_ns()
+    early_ns = began_ns + round(sent / rate * 1e9) - monotonic_ns() if rate else 0
     if early_ns > 0:
         await asyncio.sleep(early_ns / 1e9)
 
@@ -119,19 +116,19 @@ class Tally:
         return self.received >= self.wanted
 
 
-async def consume(client: Any, part: dict[str, Any]) -> dict[str, Any]:
+async def consume(client: Any, part: Part, go: Go) -> dict[str, Any]:
     """Receive and acknowledge ``count`` records, or until nothing comes any more."""
-    name = f"bench-consumer-{part['index']}"
-    async with client.consumer(part["topic"], subscription=name, name=name, start="earliest") as consumer:
-        await wait_for_go()
-        tally = Tally(part["count"])
+    name = f"bench-consumer-{part.index}"
+    async with client.consumer(part.topic, subscription=name, name=name, start="earliest") as consumer:
+        await go()
+        tally = Tally(part.count)
         began_ns = tally.last_ns
-        receive = _receive_messages if part["batch"] == 1 else _receive_batches
+        receive = _receive_messages if part.batch == 1 else _receive_batches
         work = asyncio.create_task(receive(consumer, tally))
         while not work.done():
             await asyncio.wait({work}, timeout=LOOK_INTERVAL_S)
             # The first record may wait for producers that are slow to begin.
-            idle_s = RELIABLE_IDLE_S if part["reliable"] or not tally.received else LOSSY_IDLE_S
+            idle_s = RELIABLE_IDLE_S if part.reliable or not tally.received else LOSSY_IDLE_S
             if monotonic_ns() - tally.last_ns > idle_s * 1e9:
                 work.cancel()
                 await asyncio.wait({work})
@@ -154,16 +151,16 @@ async def _receive_messages(consumer: Any, tally: Tally) -> None:
             return
 
 
-async def latency(client: Any, part: dict[str, Any]) -> dict[str, Any]:
+async def latency(client: Any, part: Part, go: Go) -> dict[str, Any]:
     """Time from a send to its acknowledgement and to the consumer, which has a connection of its own."""
     acknowledged: list[int] = []
     received: list[int] = []
-    count = part["count"]
-    async with danube.connect(part["address"]) as second, _producer(client, part) as producer:
+    count = part.count
+    async with danube.connect(part.address) as second, _producer(client, part) as producer:
         options: dict[str, Any] = {"subscription": "bench-latency", "start": "latest"}
-        async with second.consumer(part["topic"], **options) as consumer:
+        async with second.consumer(part.topic, **options) as consumer:
             reader = asyncio.create_task(_note_arrivals(consumer, received, count))
-            await wait_for_go()
+            await go()
             late_ns = await _send_on_schedule(producer, part, acknowledged)
             missing = await _wait_for(reader, count, received)
     return {
@@ -175,14 +172,14 @@ async def latency(client: Any, part: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _send_on_schedule(producer: Any, part: dict[str, Any], acknowledged: list[int]) -> list[int]:
+async def _send_on_schedule(producer: Any, part: Part, acknowledged: list[int]) -> list[int]:
     """Send one record after another; latencies of delayed records count from the time they were due."""
     late: list[int] = []
-    step_ns = round(1e9 / part["rate"])
-    rest = bytes(part["size"] - _SENT_AT.size)
+    step_ns = round(1e9 / part.rate)
+    rest = bytes(part.size - _SENT_AT.size)
     due_ns = monotonic_ns() + step_ns
     free_ns = 0  # when the last acknowledgement came
-    for _ in range(part["count"]):
+    for _ in range(part.count):
         early_ns = due_ns - monotonic_ns()
         if early_ns > 0:
             await asyncio.sleep(early_ns / 1e9)
@@ -217,24 +214,21 @@ async def _wait_for(reader: asyncio.Task[None], count: int, received: list[int])
 def percentiles(values_ns: list[int]) -> dict[str, float]:
     """p50, p99, p999 and the largest, in microseconds; nearest rank, so each one was really measured."""
     ordered = sorted(values_ns)
-    return dict(_ranked(ordered)) if ordered else {}
-
-
-def _ranked(ordered: list[int]) -> Iterator[tuple[str, float]]:
-    for name, per_mille in (("p50", 500), ("p99", 990), ("p999", 999), ("max", 1000)):
-        rank = -(-len(ordered) * per_mille // 1000)
-        yield name, ordered[max(rank, 1) - 1] / 1000
+    ranks = {"p50": 500, "p99": 990, "p999": 999, "max": 1000} if ordered else {}
+    return {name: ordered[-(-len(ordered) * rank // 1000) - 1] / 1000 for name, rank in ranks.items()}
 
 
 def child() -> None:
-    """Read the part, run it, answer with the result or with the error."""
-    part = json.loads(sys.stdin.readline())
-    danube.load_kernels()  # as a program that sends millions would
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            say(runner.run(run_part(part)))
-    except DanubeError as error:
-        say({"error": {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}})
+    """Receive the part, run it, answer with the result or with the error."""
+    with Connection(int(sys.argv[1])) as line:
+        part = line.recv()
+        danube.load_kernels()  # as a program that sends millions would
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                line.send(runner.run(run_part(part, partial(_wait_for_go, line))))
+        except DanubeError as error:
+            error.facts.clear()  # not all of them go through a pipe
+            line.send(error)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import gevent
@@ -28,7 +30,7 @@ from danube.load.conduct import Conductor, Running
 from danube.load.consuming import Consuming
 from danube.load.links.links import Receiver, Sender
 from danube.load.links.native import NativeReceiver, NativeSender
-from danube.load.plan import BROKER, OPTIONS, TOPIC, Plan
+from danube.load.plan import BROKER, OPTIONS, PROTOCOLS, TOPIC, Plan
 from danube.load.producing import Producing
 from danube.load.topic import subscription_name
 
@@ -71,9 +73,9 @@ class LoadUser(User):
     work: Producing | Consuming | None = None  # until it has started
 
     def on_start(self) -> None:
-        self.work = self.make_work()
+        self.work = self.make_work(*_running())
 
-    def make_work(self) -> Producing | Consuming:
+    def make_work(self, conductor: Conductor, running: Running) -> Producing | Consuming:
         raise NotImplementedError
 
     def on_stop(self) -> None:
@@ -91,40 +93,21 @@ class Producer(LoadUser):
 
     abstract = True
 
-    def link_to(self, running: Running, name: str) -> Sender:
-        raise NotImplementedError
+    def make_work(self, conductor: Conductor, running: Running) -> Producing:
+        sender: Callable[..., Sender] = NativeSender
+        if self.protocol == "grpc":
+            from danube.load.links.grpc import GrpcSender  # grpcio is imported after the fork
 
-    def make_work(self) -> Producing:
-        conductor, running = _running()
+            sender = GrpcSender
         return Producing(
             running.plan,
             running.collector,
-            lambda name: self.link_to(running, name),
+            partial(sender, running.plan, running.collector, running.place),
             conductor.record,
             protocol=self.protocol,
             durability=running.place.durability,
             halted=running.halted,
         )
-
-
-class NativeProducer(Producer):
-    """Many records in flight over the native protocol."""
-
-    protocol = "native"
-
-    def link_to(self, running: Running, name: str) -> Sender:
-        return NativeSender(running.plan, running.collector, running.place, name)
-
-
-class GrpcProducer(Producer):
-    """One call after the other over the Danube gRPC API."""
-
-    protocol = "grpc"
-
-    def link_to(self, running: Running, name: str) -> Sender:
-        from danube.load.links.grpc import GrpcSender  # grpcio is imported after the fork
-
-        return GrpcSender(running.plan, running.collector, running.place, name)
 
 
 class Consumer(LoadUser):
@@ -133,15 +116,16 @@ class Consumer(LoadUser):
     abstract = True
     mode: ClassVar[str]
 
-    def link_to(self, running: Running, subscription: str) -> Receiver:
-        raise NotImplementedError
-
-    def make_work(self) -> Consuming:
-        conductor, running = _running()
+    def make_work(self, conductor: Conductor, running: Running) -> Consuming:
         subscription = subscription_name(running.run, self.protocol, self.mode)
+        receiver: Callable[..., Receiver] = NativeReceiver
+        if self.protocol == "grpc":
+            from danube.load.links.grpc import GrpcReceiver
+
+            receiver = partial(GrpcReceiver, name=f"load-{os.getpid()}-{id(self):x}")
         return Consuming(
             running.collector,
-            lambda: self.link_to(running, subscription),
+            partial(receiver, running.plan, running.collector, running.place, subscription, self.mode),
             conductor.record,
             protocol=self.protocol,
             mode=self.mode,
@@ -150,50 +134,33 @@ class Consumer(LoadUser):
         )
 
 
-class NativeConsumer(Consumer):
-    """Over the native protocol."""
-
-    abstract = True
-    protocol = "native"
-
-    def link_to(self, running: Running, subscription: str) -> Receiver:
-        return NativeReceiver(running.plan, running.collector, running.place, subscription, self.mode)
-
-
-class GrpcConsumer(Consumer):
-    """Over the Danube gRPC API."""
-
-    abstract = True
-    protocol = "grpc"
-
-    def link_to(self, running: Running, subscription: str) -> Receiver:
-        from danube.load.links.grpc import GrpcReceiver
-
-        name = f"load-{os.getpid()}-{id(self):x}"
-        return GrpcReceiver(running.plan, running.collector, running.place, subscription, self.mode, name)
-
-
-def _consumers(over: type[Consumer], about: dict[str, str]) -> dict[tuple[str, str], type[User]]:
-    """A class for each mode, named ``NativeShared`` and the like; Locust finds users by their names here."""
-    made: dict[tuple[str, str], type[User]] = {}
-    for mode, text in about.items():
-        name = over.protocol.capitalize() + mode.title().replace("_", "")
-        members = {"mode": mode, "abstract": False, "__doc__": text, "__module__": __name__}
-        made[over.protocol, mode] = globals()[name] = type(name, (over,), members)
+def _user_class(protocol: str, part: str, about: str) -> type[User]:
+    """Make a class named ``NativeShared`` and the like; Locust finds users by their names here."""
+    name = protocol.capitalize() + part.title().replace("_", "")
+    base = Producer if part == "producer" else Consumer
+    members = {
+        "protocol": protocol,
+        "mode": part,
+        "abstract": False,
+        "__doc__": about,
+        "__module__": __name__,
+    }
+    made: type[User] = type(name, (base,), members | {"__module__": __name__})
+    globals()[name] = made
     return made
 
 
-_MODES = {
+_PARTS = {
+    "producer": "Sends records and accounts for each.",
     "exclusive": "The only consumer of its subscription.",
     "shared": "Takes its share of the records.",
     "failover": "Active, or waits for the active one to go.",
     "key_shared": "Takes the records of its keys.",
 }
-USERS: dict[tuple[str, str], type[User]] = {
-    ("native", "producer"): NativeProducer,
-    ("grpc", "producer"): GrpcProducer,
-    **_consumers(NativeConsumer, _MODES),
-    **_consumers(GrpcConsumer, _MODES),
+USERS = {
+    (protocol, part): _user_class(protocol, part, about)
+    for protocol in PROTOCOLS
+    for part, about in _PARTS.items()
 }
 
 
@@ -222,12 +189,8 @@ def add_options(parser: Any) -> None:
 
 
 def _tell(error: DanubeError) -> None:
-    lines = [
-        f"error: {error.what}",
-        error.why and f"  why: {error.why}",
-        error.hint and f"  try: {error.hint}",
-    ]
-    sys.stderr.write("".join(f"{line}\n" for line in lines if line))
+    lines = [("error", error.what), ("  why", error.why), ("  try", error.hint)]
+    sys.stderr.write("".join(f"{name}: {text}\n" for name, text in lines if text))
 
 
 # -- the run -------------------------------------------------------------------------------------
@@ -308,7 +271,7 @@ def end_run(environment: Any, **_: Any) -> None:
     if _conductor is not None:
         _conductor.conclude()
         if _conductor.role != "worker" and not environment.parsed_options.headless:
-            logging.getLogger("danube.load").warning("%s", _verdict(environment).splitlines()[-1])
+            logging.getLogger("danube.load").warning("%s", _verdict(environment))
 
 
 @events.test_stop.add_listener
@@ -339,9 +302,10 @@ def leave(environment: Any, **_: Any) -> None:
 
 
 def _verdict(environment: Any) -> str:
+    """The last line of the report."""
     if _conductor is None or _conductor.outcome is None:
-        return "nothing was run\n"
-    return results.text_of(_report(environment))
+        return "nothing was run"
+    return results.text_of(_report(environment)).splitlines()[-1]
 
 
 def _report(environment: Any) -> dict[str, Any]:

@@ -32,6 +32,12 @@ def data_dir_option(text: str) -> Decorator:
     return click.option("--data-dir", type=click.Path(path_type=Path), help=text)
 
 
+def store_flags(url: str, endpoint: str | None) -> dict[str, object]:
+    """The settings that a store's address and its endpoint stand for."""
+    mode = "shared_fs" if url.startswith("file:") else "object_store"
+    return {"storage.url": url, "storage.mode": mode, "storage.endpoint": endpoint}
+
+
 class Here:
     """A data directory of this host and its configuration; ``output`` is the form that is wanted."""
 

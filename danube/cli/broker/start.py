@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.here import config_file_option, data_dir_option
+from danube.cli.broker.here import config_file_option, data_dir_option, store_flags
 from danube.cli.terminal.arguments import Decorator
 from danube.cli.terminal.output import json_line, line, note
 from danube.cli.terminal.services import Services
@@ -86,7 +86,6 @@ def start(
     asked who they are.  --insecure says that this is meant, for a network that only trusted hosts are in.
     """
     from danube.cli.broker.secured import refuse_forgotten
-    from danube.cli.stored.places import store_flags
     from danube.config import exposure
     from danube.config.loading import load
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from danube.cli.broker.here import store_flags
 from danube.cli.terminal.arguments import together
 from danube.errors import InvalidArgument, NotFound, StorageFailed, StoreRefused, StoreUnavailable
 
@@ -32,12 +33,6 @@ store_options = together(
         "--s3-endpoint", metavar="URL", help="Endpoint of an S3 server other than Amazon's: http://host:port."
     ),
 )
-
-
-def store_flags(url: str, endpoint: str | None) -> dict[str, object]:
-    """The settings that a store's address and its endpoint stand for."""
-    mode = "shared_fs" if url.startswith("file:") else "object_store"
-    return {"storage.url": url, "storage.mode": mode, "storage.endpoint": endpoint}
 
 
 def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping[str, str]) -> ObjectStore:

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
-from danube.cli.stored.places import store_flags
+from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here, store_flags
 from danube.cli.terminal.addressing import topic_name
 from danube.cli.terminal.asking import Broker, broker_command
 from danube.cli.terminal.lazy import LazyGroup

@@ -45,20 +45,12 @@ def show_deciding(broker: Broker) -> Any:
     return broker.admin.cluster("deciding_broker")
 
 
-@broker_command(
-    brokers,
-    "unload",
-    "Empty a broker.",
-    _broker_id,
-    click.option(
-        "--dry-run", is_flag=True, help="Only show how many partitions would move, and how many stay."
-    ),
-    click.option(
-        "--namespace", "include", multiple=True, help="Only this namespace; the broker stays active."
-    ),
-    click.option("--wait", is_flag=True, help="Wait until all partitions have moved."),
-    click.option("--timeout", type=arguments.duration_ms, default="300s", help="How long to wait.  [300s]"),
-)
+@broker_command(brokers, "unload", "Empty a broker.")
+@_broker_id
+@click.option("--dry-run", is_flag=True, help="Only show how many partitions would move, and how many stay.")
+@click.option("--namespace", "include", multiple=True, help="Only this namespace; the broker stays active.")
+@click.option("--wait", is_flag=True, help="Wait until all partitions have moved.")
+@click.option("--timeout", type=arguments.duration_ms, default="300s", help="How long to wait.  [300s]")
 def unload(
     broker: Broker, broker_id: str, dry_run: bool, include: tuple[str, ...], wait: bool, timeout: int
 ) -> Any:
@@ -90,26 +82,18 @@ def _wait_drained(broker: Broker, broker_id: str, timeout_ms: int) -> None:
         sleep(_POLL_S)
 
 
-@broker_command(
-    brokers,
-    "activate",
-    "Let a broker take partitions again.",
-    _broker_id,
-    click.option("--reason", default="admin_activate", show_default=True),
-)
+@broker_command(brokers, "activate", "Let a broker take partitions again.")
+@_broker_id
+@click.option("--reason", default="admin_activate", show_default=True)
 def activate(broker: Broker, broker_id: str, reason: str) -> Any:
     """Let a broker get partitions again: new ones, and others when they are rebalanced."""
     return broker.admin.cluster("activate_broker", broker_id=broker_id, reason=reason)
 
 
-@broker_command(
-    brokers,
-    "forget",
-    "Remove a dead broker from the list.",
-    _broker_id,
-    click.option("--accept-loss", is_flag=True, help="Give up records that are only on its disk."),
-    yes_option,
-)
+@broker_command(brokers, "forget", "Remove a dead broker from the list.")
+@_broker_id
+@click.option("--accept-loss", is_flag=True, help="Give up records that are only on its disk.")
+@yes_option
 def forget(broker: Broker, broker_id: str, accept_loss: bool, yes: bool) -> Any:
     """The broker must be dead; exit code 4 while it runs, or if it has records that no other broker has.
 
@@ -134,14 +118,10 @@ def balance(broker: Broker) -> Any:
     return None
 
 
-@broker_command(
-    brokers,
-    "rebalance",
-    "Move partitions from loaded brokers to others.",
-    click.option("--dry-run", is_flag=True, help="Only show which partitions would move now."),
-    click.option(
-        "--max-moves", type=click.IntRange(1, 1_000), help="At most this many; default: a round's limit."
-    ),
+@broker_command(brokers, "rebalance", "Move partitions from loaded brokers to others.")
+@click.option("--dry-run", is_flag=True, help="Only show which partitions would move now.")
+@click.option(
+    "--max-moves", type=click.IntRange(1, 1_000), help="At most this many; default: a round's limit."
 )
 def rebalance(broker: Broker, dry_run: bool, max_moves: int | None) -> Any:
     """Start a round of moves at the leader, in the background; print the moves that it would make now."""

@@ -87,10 +87,9 @@ def list_roles(broker: Broker) -> Any:
     return _rows(broker, broker.admin.roles())
 
 
-@broker_command(
-    roles, "create", "Make or change a role.", _name,
-    click.argument("permissions", nargs=-1, required=True, metavar="PERMISSION..."),
-)  # fmt: skip
+@broker_command(roles, "create", "Make or change a role.")
+@_name
+@click.argument("permissions", nargs=-1, required=True, metavar="PERMISSION...")
 def create_role(broker: Broker, name: str, permissions: tuple[str, ...]) -> Any:
     """Make a role, or give it other permissions."""
     broker.admin.put_role(name, list(permissions))
@@ -121,10 +120,11 @@ def list_bindings(broker: Broker) -> Any:
     return [{**row, "principal": f"{row['principal_type']}:{row['principal_name']}"} for row in rows]
 
 
-@broker_command(
-    bindings, "create", "Give roles to a principal.", _name, _principal,
-    click.option("--role", "role_names", multiple=True, required=True, help="May come several times."), _on,
-)  # fmt: skip
+@broker_command(bindings, "create", "Give roles to a principal.")
+@_name
+@_principal
+@click.option("--role", "role_names", multiple=True, required=True, help="May come several times.")
+@_on
 def create_binding(
     broker: Broker, name: str, principal: str, role_names: tuple[str, ...], resource: str
 ) -> Any:
@@ -156,11 +156,12 @@ def list_keys(broker: Broker) -> Any:
     return _rows(broker, broker.admin.api_keys())
 
 
-@broker_command(
-    keys, "create", "Make a key.", _principal, _ttl, _file,
-    click.option("--id", "name", default="", help="By what it is deleted again; else one is made up."),
-    click.option("--description", default="", help="What it is for."),
-)  # fmt: skip
+@broker_command(keys, "create", "Make a key.")
+@_principal
+@_ttl
+@_file
+@click.option("--id", "name", default="", help="By what it is deleted again; else one is made up.")
+@click.option("--description", default="", help="What it is for.")
 def create_key(
     broker: Broker, principal: str, ttl: int | None, path: Path | None, name: str, description: str
 ) -> Any:
@@ -181,14 +182,10 @@ def tokens() -> None:
     """Tokens that the broker signs."""
 
 
-@broker_command(
-    tokens,
-    "issue",
-    "Sign a token.",
-    click.argument("principal", metavar="[PRINCIPAL]", default=""),
-    _ttl,
-    _file,
-)
+@broker_command(tokens, "issue", "Sign a token.")
+@click.argument("principal", metavar="[PRINCIPAL]", default="")
+@_ttl
+@_file
 def issue(broker: Broker, principal: str, ttl: int | None, path: Path | None) -> Any:
     """Have the broker sign a token and show it, this once.  Without a PRINCIPAL it is the caller's own.
 
@@ -218,11 +215,11 @@ def _given_out(broker: Broker, made: dict[str, Any], secret: str, path: Path | N
     return None
 
 
-@broker_command(
-    security, "revoke", "Take credentials back.",
-    click.argument("kind", type=click.Choice(["token", "credential", "principal", "signing_key"])),
-    click.argument("value"), click.option("--reason", default=""), _ttl,
-)  # fmt: skip
+@broker_command(security, "revoke", "Take credentials back.")
+@click.argument("kind", type=click.Choice(["token", "credential", "principal", "signing_key"]))
+@click.argument("value")
+@click.option("--reason", default="")
+@_ttl
 def revoke(broker: Broker, kind: str, value: str, reason: str, ttl: int | None) -> Any:
     """Take credentials back on every broker, and end what lives by them.
 
@@ -247,9 +244,9 @@ def list_revocations(broker: Broker) -> Any:
     return _rows(broker, broker.admin.revocations())
 
 
-@broker_command(
-    revocations, "delete", "Let credentials be good again.", click.argument("kind"), click.argument("value")
-)
+@broker_command(revocations, "delete", "Let credentials be good again.")
+@click.argument("kind")
+@click.argument("value")
 def delete_revocation(broker: Broker, kind: str, value: str) -> Any:
     """Delete a revocation, by kind and value."""
     broker.admin.delete_revocation(kind, value)
@@ -259,12 +256,11 @@ def delete_revocation(broker: Broker, kind: str, value: str) -> Any:
 # -- who may what -------------------------------------------------------------------------------------
 
 
-@broker_command(
-    security, "can", "Say whether a principal may do something, and why.",
-    click.argument("principal"), click.argument("permission"),
-    click.argument("resource", default="cluster"),
-    click.option("--group", "groups", multiple=True, help="As if it was in it.  May come several times."),
-)  # fmt: skip
+@broker_command(security, "can", "Say whether a principal may do something, and why.")
+@click.argument("principal")
+@click.argument("permission")
+@click.argument("resource", default="cluster")
+@click.option("--group", "groups", multiple=True, help="As if it was in it.  May come several times.")
 def can(broker: Broker, principal: str, permission: str, resource: str, groups: tuple[str, ...]) -> Any:
     """Say yes or no and why; exit code 5 for no.  The principal `me` is the caller.
 

@@ -30,12 +30,8 @@ def storage() -> None:
     """
 
 
-@broker_command(
-    storage,
-    "status",
-    "Show data that is only on this host.",
-    click.option("--topic", type=topic_name, help="Only this topic."),
-)
+@broker_command(storage, "status", "Show data that is only on this host.")
+@click.option("--topic", type=topic_name, help="Only this topic.")
 def status(broker: Broker, topic: str | None) -> Any:
     """By topic: bytes here and in the object store, and the bytes and seconds that are only here.
 

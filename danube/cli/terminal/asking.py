@@ -56,7 +56,7 @@ def broker_command(
     columns: Sequence[str] = (),
     forms: Sequence[str] = ("table", "json"),
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Add a function to ``group`` that gets a Broker and its own parameters.
+    """Add a function to ``group`` that gets a Broker and its own parameters, named here or below this line.
 
     What it returns is shown; an int is the exit code and None shows nothing.
     """
@@ -77,7 +77,8 @@ def broker_command(
             return None
 
         given = together(address_option(), *parameters, output_option(*forms, default=forms[0]))
-        command = given(click.pass_obj(update_wrapper(run, work)))
-        return group.command(name, short_help=short_help)(command)
+        command = group.command(name, short_help=short_help)(given(click.pass_obj(update_wrapper(run, work))))
+        command.params.sort(key=lambda one: one.name == "output")  # behind the command's own
+        return command
 
     return decorate

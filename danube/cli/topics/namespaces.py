@@ -139,14 +139,10 @@ def list_tenants(broker: Broker, **page: Any) -> Any:
     return [{**one, **one["usage"], "namespaces": ", ".join(one["namespaces"])} for one in found]
 
 
-@broker_command(
-    tenants,
-    "set",
-    "Make a tenant or change it.",
-    _tenant,
-    click.option("--namespace", "named", multiple=True, help="One of its namespaces; all that it has then."),
-    _limits,
-)
+@broker_command(tenants, "set", "Make a tenant or change it.")
+@_tenant
+@click.option("--namespace", "named", multiple=True, help="One of its namespaces; all that it has then.")
+@_limits
 def set_tenant(broker: Broker, tenant: str, named: tuple[str, ...], **options: Any) -> Any:
     """Make a tenant, or change its namespaces and the given limits of its quota.
 
@@ -165,13 +161,8 @@ def delete_tenant(broker: Broker, tenant: str, yes: bool) -> Any:
     return {"tenant": tenant, "deleted": True}
 
 
-@broker_command(
-    quotas,
-    "top",
-    "Show the quotas that are used most.",
-    click.option("-n", "--count", type=click.IntRange(min=1), default=20, show_default=True),
-    columns=QUOTA_COLUMNS,
-)
+@broker_command(quotas, "top", "Show the quotas that are used most.", columns=QUOTA_COLUMNS)
+@click.option("-n", "--count", type=click.IntRange(min=1), default=20, show_default=True)
 def top(broker: Broker, count: int) -> Any:
     """Show the quotas of namespaces and tenants by the share that is used.
 

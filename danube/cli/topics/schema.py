@@ -32,17 +32,13 @@ def schema() -> None:
     """
 
 
-@broker_command(
-    schema,
-    "register",
-    "Register a definition.",
-    _subject,
-    definition_options,
-    click.option("--description", default="", help="What it is for."),
-    click.option("--created-by", default="", help="Who registers it."),
-    click.option("--tag", "tags", multiple=True, help="A search word; may be given several times."),
-    click.option("--compatibility", type=COMPATIBILITIES, help="Set the subject's mode first."),
-)
+@broker_command(schema, "register", "Register a definition.")
+@_subject
+@definition_options
+@click.option("--description", default="", help="What it is for.")
+@click.option("--created-by", default="", help="Who registers it.")
+@click.option("--tag", "tags", multiple=True, help="A search word; may be given several times.")
+@click.option("--compatibility", type=COMPATIBILITIES, help="Set the subject's mode first.")
 def register(
     broker: Broker,
     subject: str,
@@ -64,15 +60,10 @@ def register(
     return shown
 
 
-@broker_command(
-    schema,
-    "get",
-    "Show a version and its definition.",
-    click.argument("subject", metavar="[SUBJECT]", required=False),
-    click.option("--id", "schema_id", type=_version, help="By the schema id instead of the subject."),
-    click.option("-v", "--version", type=_version, help="This version.  [latest]"),
-    forms=("table", "json", "raw"),
-)
+@broker_command(schema, "get", "Show a version and its definition.", forms=("table", "json", "raw"))
+@click.argument("subject", metavar="[SUBJECT]", required=False)
+@click.option("--id", "schema_id", type=_version, help="By the schema id instead of the subject.")
+@click.option("-v", "--version", type=_version, help="This version.  [latest]")
 def get(broker: Broker, subject: str | None, schema_id: int | None, version: int | None) -> Any:
     """Show one version of a subject; `-o raw` prints the definition alone."""
     if (subject is None) == (schema_id is None):
@@ -98,14 +89,10 @@ def versions(broker: Broker, subject: str) -> Any:
     return [{name: value for name, value in one.items() if name != "definition"} for one in found]
 
 
-@broker_command(
-    schema,
-    "check",
-    "Check whether a definition may be the next version.",
-    _subject,
-    definition_options,
-    click.option("--compatibility", type=COMPATIBILITIES, help="By this mode.  [the subject's]"),
-)
+@broker_command(schema, "check", "Check whether a definition may be the next version.")
+@_subject
+@definition_options
+@click.option("--compatibility", type=COMPATIBILITIES, help="By this mode.  [the subject's]")
 def check(
     broker: Broker,
     subject: str,
@@ -130,14 +117,10 @@ def check(
     return 0 if found.compatible else EXIT_INVALID
 
 
-@broker_command(
-    schema,
-    "diff",
-    "Compare two versions in both directions.",
-    _subject,
-    click.argument("old", type=_version, required=False),
-    click.argument("new", type=_version, required=False),
-)
+@broker_command(schema, "diff", "Compare two versions in both directions.")
+@_subject
+@click.argument("old", type=_version, required=False)
+@click.argument("new", type=_version, required=False)
 def diff(broker: Broker, subject: str, old: int | None, new: int | None) -> Any:
     """Compare version OLD with NEW: by default the latest with the one before it.
 
@@ -159,13 +142,9 @@ def diff(broker: Broker, subject: str, old: int | None, new: int | None) -> Any:
     return None
 
 
-@broker_command(
-    schema,
-    "set-compatibility",
-    "Set a subject's compatibility mode.",
-    _subject,
-    click.argument("compatibility", type=COMPATIBILITIES),
-)
+@broker_command(schema, "set-compatibility", "Set a subject's compatibility mode.")
+@_subject
+@click.argument("compatibility", type=COMPATIBILITIES)
 def set_compatibility(broker: Broker, subject: str, compatibility: str) -> Any:
     """Set the compatibility rule for new versions of the subject."""
     mode = broker.client.schemas.set_compatibility(subject, compatibility)
@@ -178,14 +157,10 @@ def list_subjects(broker: Broker, **page: Any) -> Any:
     return plain(broker.client.schemas.subjects(**page))
 
 
-@broker_command(
-    schema,
-    "delete",
-    "Delete a subject or one of its versions.",
-    _subject,
-    click.option("-v", "--version", type=_version, help="Only this version."),
-    yes_option,
-)
+@broker_command(schema, "delete", "Delete a subject or one of its versions.")
+@_subject
+@click.option("-v", "--version", type=_version, help="Only this version.")
+@yes_option
 def delete(broker: Broker, subject: str, version: int | None, yes: bool) -> Any:
     """Delete a subject with all versions, or one version; records that name it lose their schema."""
     what = f"version {version} of schema subject" if version else "schema subject"
@@ -197,17 +172,11 @@ def delete(broker: Broker, subject: str, version: int | None, yes: bool) -> Any:
     return {"subject": subject, "deleted_versions": deleted}
 
 
-@broker_command(
-    schema,
-    "set-topic",
-    "Set the schema of a topic.",
-    _topic,
-    click.option("--subject", help='The subject; "" removes it.'),
-    click.option("--validation", type=click.Choice(["none", "warn", "enforce"], case_sensitive=False)),
-    click.option(
-        "--validate-payload/--no-validate-payload", default=None, help="Check every record's bytes."
-    ),
-)
+@broker_command(schema, "set-topic", "Set the schema of a topic.")
+@_topic
+@click.option("--subject", help='The subject; "" removes it.')
+@click.option("--validation", type=click.Choice(["none", "warn", "enforce"], case_sensitive=False))
+@click.option("--validate-payload/--no-validate-payload", default=None, help="Check every record's bytes.")
 def set_topic(broker: Broker, topic: str, **asked: Any) -> Any:
     """Change the schema rules of a topic; options that are not given stay unchanged."""
     if all(value is None for value in asked.values()):

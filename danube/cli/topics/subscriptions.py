@@ -34,28 +34,24 @@ def list_subscriptions(broker: Broker, topic: str, **page: Any) -> Any:
     return plain(broker.admin.list_subscriptions(topic, **page))
 
 
-@broker_command(
-    subscriptions, "describe", "Show a subscription's progress and consumers.", _topic, _subscription
-)
+@broker_command(subscriptions, "describe", "Show a subscription's progress and consumers.")
+@_topic
+@_subscription
 def describe(broker: Broker, topic: str, subscription: str) -> Any:
     """Show a subscription's cursor, lag, consumers and why it waits."""
     return plain(broker.admin.describe_subscription(topic, subscription))
 
 
-@broker_command(
-    subscriptions,
-    "seek",
-    "Move a subscription to another place.",
-    _topic,
-    _subscription,
-    click.option(
-        "--to",
-        "where",
-        type=arguments.position,
-        required=True,
-        metavar="WHERE",
-        help="earliest, latest, offset:N, N, a time or -1h.",
-    ),
+@broker_command(subscriptions, "seek", "Move a subscription to another place.")
+@_topic
+@_subscription
+@click.option(
+    "--to",
+    "where",
+    type=arguments.position,
+    required=True,
+    metavar="WHERE",
+    help="earliest, latest, offset:N, N, a time or -1h.",
 )
 def seek(broker: Broker, topic: str, subscription: str, where: arguments.Position) -> Any:
     """Move a subscription: records from there on are delivered, again or for the first time.
@@ -75,9 +71,10 @@ def unblock(broker: Broker, topic: str, subscription: str) -> Any:
     return {"topic": topic, "subscription": subscription, "unblocked": True}
 
 
-@broker_command(
-    subscriptions, "delete", "Delete a subscription and its progress.", _topic, _subscription, yes_option
-)
+@broker_command(subscriptions, "delete", "Delete a subscription and its progress.")
+@_topic
+@_subscription
+@yes_option
 def delete(broker: Broker, topic: str, subscription: str, yes: bool) -> Any:
     """Delete a subscription and its progress; the records stay."""
     lost = f"subscription {subscription} of {topic} and its progress will be deleted"

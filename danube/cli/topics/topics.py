@@ -88,14 +88,9 @@ def policy_fields(given: dict[str, Any]) -> dict[str, Any]:
     return chosen | ({"failure": failure} if failure else {})
 
 
-@broker_command(
-    topics,
-    "list",
-    "List topics.",
-    click.option("--namespace", help="Only this namespace."),
-    page_options,
-    columns=COLUMNS,
-)
+@broker_command(topics, "list", "List topics.", columns=COLUMNS)
+@click.option("--namespace", help="Only this namespace.")
+@page_options
 def list_topics(broker: Broker, namespace: str | None, **page: Any) -> Any:
     """List topics with their delivery mode and durability, by name."""
     start = "" if namespace is None else f"/{namespace.strip('/')}/"
@@ -108,15 +103,11 @@ def list_topics(broker: Broker, namespace: str | None, **page: Any) -> Any:
     return [topic_object(entry) for entry in broker.admin.list_topics(**page)]
 
 
-@broker_command(
-    topics,
-    "create",
-    "Create a topic.",
-    _topic,
-    click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned."),
-    click.option("--reliable/--non-reliable", default=None, help="Non-reliable topics store nothing."),
-    _policy_options,
-)
+@broker_command(topics, "create", "Create a topic.")
+@_topic
+@click.option("-p", "--partitions", type=click.IntRange(min=0), default=0, help="0: not partitioned.")
+@click.option("--reliable/--non-reliable", default=None, help="Non-reliable topics store nothing.")
+@_policy_options
 def create(broker: Broker, topic: str, partitions: int, **policy: Any) -> Any:
     """Create a topic; exit code 4 when it exists."""
     return topic_object(broker.admin.create_topic(topic, partitions=partitions, **policy_fields(policy)))
@@ -148,14 +139,10 @@ def delete(broker: Broker, topic: str, yes: bool) -> Any:
     return {"topic": topic, "deleted": True}
 
 
-@broker_command(
-    topics,
-    "seal",
-    "Seal all written records, so that they can be uploaded.",
-    _topic,
-    click.option("--wait", is_flag=True, help="Wait until the records are in the object store."),
-    click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]"),
-)
+@broker_command(topics, "seal", "Seal all written records, so that they can be uploaded.")
+@_topic
+@click.option("--wait", is_flag=True, help="Wait until the records are in the object store.")
+@click.option("--timeout", type=arguments.duration_ms, default="60s", help="How long to wait.  [60s]")
 def seal(broker: Broker, topic: str, wait: bool, timeout: int) -> Any:
     """End the active segment of every partition now, instead of when it is full or old."""
     ends = broker.admin.seal(topic)

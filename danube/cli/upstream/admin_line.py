@@ -26,13 +26,17 @@ class AdminLine:
         """Call ``method``, a ``Service/Method``; raises the error of its status."""
         if self._channel is None:
             self._channel = self._open(self._endpoint)
-        return _call(self._channel, method, fields)
+        return _call(self._channel, method, **fields)
+
+    def tell_success(self, label: str, method: str, /, **fields: Any) -> list[str]:
+        """Call a method that answers whether it was done; return the line that says so."""
+        return [f"{label}: {str(self.ask(method, **fields).success).lower()}"]
 
     def ask_other(self, address: str, method: str, /, **fields: Any) -> Any:
         """Call a method at another broker's admin port."""
         channel = self._open(address)
         try:
-            return _call(channel, method, fields)
+            return _call(channel, method, **fields)
         finally:
             channel.close()
 
@@ -44,10 +48,10 @@ class AdminLine:
             self._channel.close()
 
 
-def _call(channel: Channel, method: str, fields: dict[str, Any]) -> Any:
+def _call(channel: Channel, method: str, /, **fields: Any) -> Any:
     from danube.cli.upstream.calls import call
 
-    return call(channel, method, TIMEOUT_S, fields)
+    return call(channel, method, TIMEOUT_S, **fields)
 
 
 def topic_argument(command: Command) -> Command:

@@ -57,16 +57,13 @@ def namespaces(line: AdminLine) -> Shown:
     return Shown(found, [f"Namespace: {name}" for name in found])
 
 
-@upstream_command(
-    brokers,
-    "unload",
-    _broker_id,
-    click.option("--max-parallel", type=_U32, default=1, show_default=True),
-    click.option("--namespaces-include", multiple=True),
-    click.option("--namespaces-exclude", multiple=True),
-    click.option("--dry-run", is_flag=True),
-    click.option("--timeout-seconds", type=_U32, default=60, show_default=True),
-)
+@upstream_command(brokers, "unload")
+@_broker_id
+@click.option("--max-parallel", type=_U32, default=1, show_default=True)
+@click.option("--namespaces-include", multiple=True)
+@click.option("--namespaces-exclude", multiple=True)
+@click.option("--dry-run", is_flag=True)
+@click.option("--timeout-seconds", type=_U32, default=60, show_default=True)
 def unload(line: AdminLine, **asked: Any) -> list[str]:
     """Move the topics of a broker to others."""
     done = line.ask("BrokerAdmin/UnloadBroker", **asked)
@@ -78,12 +75,9 @@ def unload(line: AdminLine, **asked: Any) -> list[str]:
     ]
 
 
-@upstream_command(
-    brokers,
-    "activate",
-    _broker_id,
-    click.option("--reason", default="admin_activate", show_default=True),
-)
+@upstream_command(brokers, "activate")
+@_broker_id
+@click.option("--reason", default="admin_activate", show_default=True)
 def activate(line: AdminLine, **asked: Any) -> list[str]:
     """Let a broker take topics again."""
     done = line.ask("BrokerAdmin/ActivateBroker", **asked)
@@ -115,12 +109,9 @@ def _balance_report(found: Any) -> Iterator[str]:
         yield from ("", "Consider `danube-admin brokers rebalance --dry-run`.")
 
 
-@upstream_command(
-    brokers,
-    "rebalance",
-    click.option("--dry-run", is_flag=True),
-    click.option("--max-moves", type=_U32),
-)
+@upstream_command(brokers, "rebalance")
+@click.option("--dry-run", is_flag=True)
+@click.option("--max-moves", type=_U32)
 def rebalance(line: AdminLine, **asked: Any) -> Iterator[str]:
     """Move topics from loaded brokers to others."""
     done = line.ask("BrokerAdmin/TriggerRebalance", **asked)
@@ -163,11 +154,8 @@ def status(line: AdminLine) -> list[str]:
     ]
 
 
-@upstream_command(
-    cluster,
-    "add-node",
-    click.option("--node-addr", required=True, help="Admin endpoint of the broker that joins."),
-)
+@upstream_command(cluster, "add-node")
+@click.option("--node-addr", required=True, help="Admin endpoint of the broker that joins.")
 def add_node(line: AdminLine, node_addr: str) -> Iterator[str]:
     """Add a broker as a learner."""
     yield f"Discovering node at {node_addr}..."

@@ -6,19 +6,19 @@ How ``danube-cli consume`` prints a message.
 from __future__ import annotations
 
 import json
-import queue
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
+from danube.cli.upstream.calls import call
 from danube.cli.upstream.grpc_channel import RETRIED, status_of
 from danube.cli.upstream.root import Outside, Stream, say
-from danube.cli.upstream.routes import RETRIES, Route, Routes, ask_registry
+from danube.cli.upstream.routes import RETRIES, Route, Routes
 from danube.errors import DanubeError
+from danube.load.links.inbox import Inbox
 from danube.server.proto import DanubeApi_pb2 as pb
-from danube.server.proto import SchemaRegistry_pb2 as registry
 
 _TEXT_BYTES_MAX: Final = 1024  # a longer payload of a stored message is not printed
 _JSON_TYPES: Final = ("json_schema", "avro")
@@ -74,10 +74,9 @@ class MessagePrinter:
         known = self._type_by_id.get(schema_id)
         if known is not None:
             return known
-        request = registry.GetSchemaRequest(schema_id=schema_id)
         found: Any = None
         try:
-            found = ask_registry(self._routes.entry, "GetSchema", request, registry.GetSchemaResponse)
+            found = call(self._routes.entry, "SchemaRegistry/GetSchema", schema_id=schema_id)
         except DanubeError as error:
             click.echo(f"⚠️ schema {schema_id} cannot be loaded: {error}", err=True)
         self._type_by_id[schema_id] = "" if found is None else found.schema_type
@@ -100,22 +99,20 @@ Received = tuple[Route, pb.StreamMessage]
 class PartitionConsumer:
     """One consumer at one partition: subscribes, receives, and does both again when the broker went away."""
 
-    def __init__(self, routes: Routes, request: pb.ConsumerRequest) -> None:
+    def __init__(self, routes: Routes, topic: str, **asked: Any) -> None:
         self._routes = routes
-        self._request = request
+        self._asked = {"topic_name": topic, **asked}
         self._route: Route | None = None
         self._consumer_id = 0
         self._stream: Stream | None = None
         self._closed = threading.Event()
 
     def subscribe(self) -> Route:
-        def attempt(route: Route) -> pb.ConsumerResponse:
-            self._request.request_id = self._routes.request_id()
-            return route.channel.call(
-                "/danube.ConsumerService/Subscribe", self._request, pb.ConsumerResponse, None
-            )
+        def attempt(route: Route) -> Any:
+            method, request_id = "ConsumerService/Subscribe", self._routes.request_id()
+            return call(route.channel, method, request_id=request_id, **self._asked)
 
-        self._route, made = self._routes.retrying(self._request.topic_name, attempt)
+        self._route, made = self._routes.retrying(self._asked["topic_name"], attempt)
         self._consumer_id = made.consumer_id
         return self._route
 
@@ -156,46 +153,14 @@ class PartitionConsumer:
             self._stream.cancel()
 
 
-class Inbox:
-    """Collects the messages of all partitions; one thread each, because their streams block."""
-
-    def __init__(self, consumers: list[PartitionConsumer]) -> None:
-        self._consumers = consumers
-        self._waiting: queue.Queue[Received | DanubeError] = queue.Queue(_WAITING_MAX)
-        self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._fill, args=(one,), daemon=True) for one in consumers]
-        for thread in self._threads:
-            thread.start()
-
-    def _fill(self, consumer: PartitionConsumer) -> None:
-        try:
-            for received in consumer.messages():
-                if not self._put(received):
-                    return
-        except DanubeError as error:
-            self._put(error)
-
-    def _put(self, received: Received | DanubeError) -> bool:
-        """Wait for room; return False once the inbox is closed."""
-        while not self._closed.is_set():
-            try:
-                self._waiting.put(received, timeout=0.2)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def next(self) -> Received:
-        """Return the next message of any partition; raises the error that ended one of them."""
-        received = self._waiting.get()
-        if isinstance(received, DanubeError):
-            raise received
-        return received
-
-    def close(self) -> None:
-        self._closed.set()
-        for one in self._consumers:
-            one.close()
+def fill(inbox: Inbox, consumer: PartitionConsumer) -> None:
+    """Put the messages of a partition into the inbox, and the error that ends them; its stream blocks."""
+    try:
+        for received in consumer.messages():
+            if not inbox.put(received):
+                return
+    except DanubeError as error:
+        inbox.put(error)
 
 
 @click.command()
@@ -212,40 +177,37 @@ def consume(
 ) -> None:
     """Receive messages of a topic, print and acknowledge them, until interrupted."""
     routes = Routes(outside, service_addr)
-    consumers = []
+    inbox = Inbox(_WAITING_MAX)
+    consumers: list[PartitionConsumer] = []
     try:
         for partition in routes.partitions(topic):
-            request = pb.ConsumerRequest(
-                topic_name=partition,
+            one = PartitionConsumer(
+                routes,
+                partition,
                 consumer_name=consumer,
                 subscription=subscription,
                 subscription_type=_TYPES[subscription_type],
             )
-            consumers.append(PartitionConsumer(routes, request))
-            consumers[-1].subscribe()
-        inbox = Inbox(consumers)
-        try:
-            _print_all(inbox, routes, subscription)
-        finally:
-            inbox.close()
+            consumers.append(one)
+            one.subscribe()
+        for one in consumers:
+            threading.Thread(target=fill, args=(inbox, one), daemon=True).start()
+        printer = MessagePrinter(routes)
+        while True:
+            route, message = inbox.get()
+            if printer.show(message):
+                _ack(route, message, subscription)
     finally:
+        inbox.close()
+        for one in consumers:
+            one.close()
         routes.close()
-
-
-def _print_all(inbox: Inbox, routes: Routes, subscription: str) -> None:
-    printer = MessagePrinter(routes)
-    while True:
-        route, message = inbox.next()
-        if printer.show(message):
-            _ack(route, message, subscription)
 
 
 def _ack(route: Route, message: pb.StreamMessage, subscription: str) -> None:
     """Ack a message; a failure is only reported, as the broker delivers an unacked message again."""
-    request = pb.AckRequest(
-        request_id=message.request_id, msg_id=message.msg_id, subscription_name=subscription
-    )
+    asked = {"request_id": message.request_id, "msg_id": message.msg_id, "subscription_name": subscription}
     try:
-        route.channel.call("/danube.ConsumerService/Ack", request, pb.AckResponse, None)
+        call(route.channel, "ConsumerService/Ack", **asked)
     except DanubeError as error:
         click.echo(f"could not ack offset {message.msg_id.topic_offset}: {error}", err=True)

@@ -36,12 +36,10 @@ def policies(line: AdminLine, namespace: str) -> Shown:
 @upstream_command(namespaces, "create", _namespace)
 def create(line: AdminLine, namespace: str) -> list[str]:
     """Create a namespace."""
-    done = line.ask("NamespaceAdmin/CreateNamespace", name=namespace)
-    return [f"Namespace Created: {str(done.success).lower()}"]
+    return line.tell_success("Namespace Created", "NamespaceAdmin/CreateNamespace", name=namespace)
 
 
 @upstream_command(namespaces, "delete", _namespace)
 def delete(line: AdminLine, namespace: str) -> list[str]:
     """Delete a namespace that holds no topics."""
-    done = line.ask("NamespaceAdmin/DeleteNamespace", name=namespace)
-    return [f"Namespace Deleted: {str(done.success).lower()}"]
+    return line.tell_success("Namespace Deleted", "NamespaceAdmin/DeleteNamespace", name=namespace)

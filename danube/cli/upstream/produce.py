@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from danube.cli.terminal import arguments
-from danube.cli.upstream.grpc_channel import RETRIED, status_of
+from danube.cli.upstream.calls import call
 from danube.cli.upstream.root import Outside, Wrong, content_of, say
-from danube.cli.upstream.routes import RETRIES, Route, Routes, ask_registry
+from danube.cli.upstream.routes import Route, Routes
 from danube.errors import DanubeError, InvalidArgument
 from danube.host import clock
 from danube.server.proto import DanubeApi_pb2 as pb
-from danube.server.proto import SchemaRegistry_pb2 as registry
 
 INTERVAL_MS_MIN = 100
 
@@ -34,8 +34,10 @@ class Producer:
     def _create(self) -> tuple[Route, int]:
         """Make the producer, or find it again by its name."""
 
-        def attempt(route: Route) -> pb.ProducerResponse:
-            request = pb.ProducerRequest(
+        def attempt(route: Route) -> Any:
+            return call(
+                route.channel,
+                "ProducerService/CreateProducer",
                 request_id=self._routes.request_id(),
                 producer_name=self._name,
                 topic_name=self._topic,
@@ -43,8 +45,6 @@ class Producer:
                 producer_access_mode=pb.Shared,
                 dispatch_strategy=pb.Reliable if self._reliable else pb.NonReliable,
             )
-            method = "/danube.ProducerService/CreateProducer"
-            return route.channel.call(method, request, pb.ProducerResponse, None)
 
         route, made = self._routes.retrying(self._topic, attempt)
         return route, made.producer_id
@@ -57,26 +57,27 @@ class Producer:
             try:
                 return self._send(payload, attributes, schema)
             except DanubeError as error:
-                if status_of(error) not in RETRIED or tried > RETRIES:
-                    raise
-                self._routes.pause(tried)
+                self._routes.pause_after(error, tried)
                 self._route, self._producer_id = self._create()
 
     def _send(self, payload: bytes, attributes: dict[str, str], schema: tuple[int, int] | None) -> int:
-        message = pb.StreamMessage(
+        place = pb.MsgID(
+            producer_id=self._producer_id, topic_name=self._topic, broker_addr=self._route.broker_url
+        )
+        schema_id, version = schema or (None, None)
+        answer = call(
+            self._route.channel,
+            "ProducerService/SendMessage",
             request_id=self._routes.request_id(),
-            msg_id=pb.MsgID(
-                producer_id=self._producer_id, topic_name=self._topic, broker_addr=self._route.broker_url
-            ),
+            msg_id=place,
             payload=payload,
             publish_time=clock.wall_us() // 1_000,
             producer_name=self._name,
             attributes=attributes,
-            schema_id=schema[0] if schema else None,
-            schema_version=schema[1] if schema else None,
+            schema_id=schema_id,
+            schema_version=version,
         )
-        method = "/danube.ProducerService/SendMessage"
-        return self._route.channel.call(method, message, pb.MessageResponse, None).request_id
+        return int(answer.request_id)
 
 
 @click.command()
@@ -176,10 +177,14 @@ def subject_of(topic: str) -> str:
 
 def register(routes: Routes, subject: str, schema_type: str, definition: bytes) -> None:
     say("Auto-registering schema...")
-    request = registry.RegisterSchemaRequest(
-        subject=subject, schema_type=schema_type, schema_definition=definition, created_by="danube-cli"
+    made = call(
+        routes.entry,
+        "SchemaRegistry/RegisterSchema",
+        subject=subject,
+        schema_type=schema_type,
+        schema_definition=definition,
+        created_by="danube-cli",
     )
-    made = ask_registry(routes.entry, "RegisterSchema", request, registry.RegisterSchemaResponse)
     say(f"Schema registered with ID: {made.schema_id}")
 
 
@@ -198,8 +203,7 @@ def reference_to(subject: str | None, pinned: int | None, least: int | None) -> 
 
 def resolve(routes: Routes, reference: pb.SchemaReference) -> tuple[int, int]:
     """Schema id and version that go with every message."""
-    request = registry.GetLatestSchemaRequest(subject=reference.subject)
-    latest = ask_registry(routes.entry, "GetLatestSchema", request, registry.GetSchemaResponse)
+    latest = call(routes.entry, "SchemaRegistry/GetLatestSchema", subject=reference.subject)
     choice = reference.WhichOneof("version_ref")
     if choice == "min_version" and latest.version < reference.min_version:
         raise InvalidArgument(
@@ -208,6 +212,6 @@ def resolve(routes: Routes, reference: pb.SchemaReference) -> tuple[int, int]:
         )
     if choice != "pinned_version" or reference.pinned_version == latest.version:
         return latest.schema_id, latest.version
-    pinned = registry.GetSchemaRequest(schema_id=latest.schema_id, version=reference.pinned_version)
-    found = ask_registry(routes.entry, "GetSchema", pinned, registry.GetSchemaResponse)
+    version = reference.pinned_version
+    found = call(routes.entry, "SchemaRegistry/GetSchema", schema_id=latest.schema_id, version=version)
     return found.schema_id, found.version

@@ -129,7 +129,7 @@ class Shown(NamedTuple):
 def upstream_command(
     group: click.Group, name: str, *parameters: Callable[[Any], Any]
 ) -> Callable[[Callable[..., Iterable[str] | Shown]], click.Command]:
-    """Add a function to ``group`` that gets the group's object and its own parameters.
+    """Add a function to ``group`` that gets the group's object and its own parameters, named here or below.
 
     It returns the lines to print, or Shown if one of its parameters is ``--output``.
     """

@@ -11,15 +11,15 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from danube.cli.upstream.calls import call
 from danube.cli.upstream.endpoint import read_endpoint
 from danube.cli.upstream.grpc_channel import RETRIED, status_of
 from danube.cli.upstream.root import Channel, Outside
 from danube.errors import DanubeError
 from danube.server.proto import DanubeApi_pb2 as pb
 
-Reply = TypeVar("Reply")
 Result = TypeVar("Result")
 
 RETRIES: Final = 5
@@ -61,9 +61,8 @@ class Routes:
 
     def lookup(self, topic: str) -> Route:
         """Return the broker of a topic; the first broker itself while none claims the topic."""
-        request = pb.TopicLookupRequest(request_id=self.request_id(), topic=topic)
         try:
-            found = self.entry.call("/danube.Discovery/TopicLookup", request, pb.TopicLookupResponse, None)
+            found = call(self.entry, "Discovery/TopicLookup", request_id=self.request_id(), topic=topic)
         except DanubeError:
             return Route(self.entry, self._address)
         if found.response_type == pb.TopicLookupResponse.Failed or not found.connect_url:
@@ -72,9 +71,7 @@ class Routes:
 
     def partitions(self, topic: str) -> list[str]:
         """Physical names of a topic; its own where the broker names none."""
-        request = pb.TopicLookupRequest(request_id=self.request_id(), topic=topic)
-        method = "/danube.Discovery/TopicPartitions"
-        found = self.entry.call(method, request, pb.TopicPartitionsResponse, None)
+        found = call(self.entry, "Discovery/TopicPartitions", request_id=self.request_id(), topic=topic)
         return list(found.partitions) or [topic]
 
     def retrying(self, topic: str, attempt: Callable[[Route], Result]) -> tuple[Route, Result]:
@@ -86,9 +83,13 @@ class Routes:
             try:
                 return route, attempt(route)
             except DanubeError as error:
-                if status_of(error) not in RETRIED or tried > RETRIES:
-                    raise
-                self.pause(tried)
+                self.pause_after(error, tried)
+
+    def pause_after(self, error: DanubeError, tried: int) -> None:
+        """Wait before another try, or raise the error if none may help; ``tried`` counts from 1."""
+        if status_of(error) not in RETRIED or tried > RETRIES:
+            raise error
+        self.pause(tried)
 
     def pause(self, tried: int) -> None:
         """Wait before another try; ``tried`` counts from 1."""
@@ -97,8 +98,3 @@ class Routes:
     def close(self) -> None:
         for channel in self._channels.values():
             channel.close()
-
-
-def ask_registry(channel: Channel, method: str, request: Any, reply: type[Reply]) -> Reply:
-    """One call of the schema registry, which every broker serves."""
-    return channel.call(f"/danube_schema.SchemaRegistry/{method}", request, reply, None)

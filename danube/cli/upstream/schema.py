@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from danube.cli.upstream.calls import call, fields_of
+from danube.cli.upstream.calls import call, fields_of, labelled
 from danube.cli.upstream.root import (
     SCHEMA_TYPE,
     Command,
-    Outside,
     Shown,
     content_of,
     say,
@@ -30,27 +29,17 @@ def _output(command: Command) -> Command:
     return click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")(command)
 
 
-class SchemaLine:
-    """The registry behind the address that the group was given."""
-
-    def __init__(self, outside: Outside, address: str) -> None:
-        self._outside = outside
-        self._address = address
-
-    def ask(self, method: str, **fields: Any) -> Any:
-        routes = Routes(self._outside, self._address)
-        try:
-            return call(routes.entry, f"SchemaRegistry/{method}", None, fields)
-        finally:
-            routes.close()
-
-
 @click.group()
 @click.option("-s", "--service-addr", default="http://127.0.0.1:6650", show_default=True)
 @click.pass_context
 def schema(context: click.Context, service_addr: str) -> None:
     """Subjects of the schema registry."""
-    context.obj = SchemaLine(context.obj, service_addr)
+    context.obj = routes = Routes(context.obj, service_addr)
+    context.call_on_close(routes.close)
+
+
+def _ask(routes: Routes, method: str, **fields: Any) -> Any:
+    return call(routes.entry, f"SchemaRegistry/{method}", **fields)
 
 
 def _note(text: str) -> None:
@@ -62,10 +51,11 @@ def _note(text: str) -> None:
 
 
 @upstream_command(schema, "register", _subject, _type_option, _file_option, _output)
-def register(line: SchemaLine, subject: str, schema_type: str, file: Path) -> Shown:
+def register(routes: Routes, subject: str, schema_type: str, file: Path) -> Shown:
     """Register a definition as the next version of a subject."""
     _note(f"📝 Registering schema '{subject}'...")
-    made = line.ask(
+    made = _ask(
+        routes,
         "RegisterSchema",
         subject=subject,
         schema_type=schema_type,
@@ -74,50 +64,34 @@ def register(line: SchemaLine, subject: str, schema_type: str, file: Path) -> Sh
     )
     kind = _WORDS.get(schema_type, schema_type)
     about = {"success": True, "subject": subject, "schema_id": made.schema_id, "schema_type": kind}
-    lines = [
-        "✅ Schema registered successfully",
-        f"Subject: {subject}",
-        f"Schema ID: {made.schema_id}",
-        f"Version: {made.version}",
-        f"Type: {schema_type}",
-    ]
-    return Shown(about, lines)
+    told = {**about, "version": made.version, "schema_type": schema_type}
+    lines = labelled(told, "subject", "schema_id", "version", "schema_type")
+    return Shown(about, ["✅ Schema registered successfully", *lines])
 
 
-@upstream_command(
-    schema,
-    "get",
-    _subject,
-    click.option("-v", "--version", type=_VERSION, help="The latest where left out."),
-    _output,
-)
-def get(line: SchemaLine, subject: str, version: int | None) -> Shown:
+@upstream_command(schema, "get")
+@_subject
+@click.option("-v", "--version", type=_VERSION, help="The latest where left out.")
+@_output
+def get(routes: Routes, subject: str, version: int | None) -> Shown:
     """Show a version of a subject."""
-    found = line.ask("GetLatestSchema", subject=subject)
+    found = _ask(routes, "GetLatestSchema", subject=subject)
     if version is not None and version != found.version:
-        found = line.ask("GetSchema", schema_id=found.schema_id, version=version)
+        found = _ask(routes, "GetSchema", schema_id=found.schema_id, version=version)
     text = found.schema_definition.decode("utf-8", "backslashreplace")
     about = {
         **fields_of(found, "subject", "version", "schema_id", "schema_type"),
         "schema_definition": text,
         "fingerprint": found.fingerprint,
     }
-    lines = [
-        f"Subject: {found.subject}",
-        f"Version: {found.version}",
-        f"Schema ID: {found.schema_id}",
-        f"Type: {found.schema_type}",
-        f"Fingerprint: {found.fingerprint}",
-        "Schema Definition:",
-        *text.splitlines(),
-    ]
-    return Shown(about, lines)
+    told = labelled(about, "subject", "version", "schema_id", "schema_type", "fingerprint")
+    return Shown(about, [*told, "Schema Definition:", *text.splitlines()])
 
 
 @upstream_command(schema, "versions", _subject, _output)
-def versions(line: SchemaLine, subject: str) -> Shown:
+def versions(routes: Routes, subject: str) -> Shown:
     """List the versions of a subject."""
-    numbers = [one.version for one in line.ask("ListVersions", subject=subject).versions]
+    numbers = [one.version for one in _ask(routes, "ListVersions", subject=subject).versions]
     lines = [
         f"Versions of '{subject}':",
         *(f"  Version {number}" for number in numbers),
@@ -127,12 +101,16 @@ def versions(line: SchemaLine, subject: str) -> Shown:
 
 
 @upstream_command(schema, "check", _subject, _file_option, _type_option, _output)
-def check(line: SchemaLine, subject: str, file: Path, schema_type: str) -> Shown:
+def check(routes: Routes, subject: str, file: Path, schema_type: str) -> Shown:
     """Tell whether a definition could be the next version of a subject."""
     _note(f"🔍 Checking compatibility with '{subject}'...")
     definition = content_of(file)
-    found = line.ask(
-        "CheckCompatibility", subject=subject, new_schema_definition=definition, schema_type=schema_type
+    found = _ask(
+        routes,
+        "CheckCompatibility",
+        subject=subject,
+        new_schema_definition=definition,
+        schema_type=schema_type,
     )
     verdict = ["✅ Schema is compatible"]
     if not found.is_compatible:
@@ -141,9 +119,9 @@ def check(line: SchemaLine, subject: str, file: Path, schema_type: str) -> Shown
 
 
 @upstream_command(schema, "list", _output)
-def list_subjects(line: SchemaLine) -> Shown:
+def list_subjects(routes: Routes) -> Shown:
     """List the subjects."""
-    found = line.ask("ListSubjects").subjects
+    found = _ask(routes, "ListSubjects").subjects
     names = ("subject", "schema_id", "schema_type", "latest_version", "compatibility_mode")
     lines = [
         f"{one.subject} (type: {one.schema_type}, latest version: {one.latest_version})" for one in found
@@ -151,11 +129,12 @@ def list_subjects(line: SchemaLine) -> Shown:
     return Shown([fields_of(one, *names) for one in found], lines)
 
 
-@upstream_command(
-    schema, "delete", _subject, click.option("-v", "--version", type=_VERSION, required=True), _output
-)
-def delete(line: SchemaLine, subject: str, version: int) -> Shown:
+@upstream_command(schema, "delete")
+@_subject
+@click.option("-v", "--version", type=_VERSION, required=True)
+@_output
+def delete(routes: Routes, subject: str, version: int) -> Shown:
     """Delete one version of a subject."""
-    line.ask("DeleteSchemaVersion", subject=subject, version=version)
+    _ask(routes, "DeleteSchemaVersion", subject=subject, version=version)
     about = {"success": True, "subject": subject, "version": version}
     return Shown(about, [f"✅ Deleted version {version} of subject '{subject}'"])

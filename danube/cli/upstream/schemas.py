@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from danube.cli.upstream.admin_line import AdminLine
-from danube.cli.upstream.calls import fields_of
+from danube.cli.upstream.calls import fields_of, labelled
 from danube.cli.upstream.root import SCHEMA_TYPE, Shown, Wrong, content_of, json_output, upstream_command
 
 _MODE: Final = click.Choice(
@@ -45,16 +45,13 @@ def _definition(schema_type: str, file: Path | None, schema: str | None) -> byte
     return (schema or "").encode()
 
 
-@upstream_command(
-    schemas,
-    "register",
-    _subject,
-    _schema_type,
-    _definition_options,
-    click.option("--description", default=""),
-    click.option("--tags", multiple=True),
-    json_output,
-)
+@upstream_command(schemas, "register")
+@_subject
+@_schema_type
+@_definition_options
+@click.option("--description", default="")
+@click.option("--tags", multiple=True)
+@json_output
 def register(
     line: AdminLine, subject: str, schema_type: str, file: Path | None, schema: str | None, **told: Any
 ) -> Shown:
@@ -67,25 +64,16 @@ def register(
         created_by="danube-admin",
         **told,
     )
-    names = ("schema_id", "version", "is_new_version", "fingerprint")
-    lines = [
-        "Registered new schema version" if made.is_new_version else "Schema already exists",
-        f"Subject: {subject}",
-        f"Schema ID: {made.schema_id}",
-        f"Version: {made.version}",
-        f"Fingerprint: {made.fingerprint}",
-    ]
-    return Shown({"subject": subject} | fields_of(made, *names), lines)
+    about = {"subject": subject} | fields_of(made, "schema_id", "version", "is_new_version", "fingerprint")
+    state = "Registered new schema version" if made.is_new_version else "Schema already exists"
+    return Shown(about, [state, *labelled(about, "subject", "schema_id", "version", "fingerprint")])
 
 
-@upstream_command(
-    schemas,
-    "get",
-    click.option("--subject"),
-    click.option("--id", "schema_id", type=click.IntRange(0, (1 << 64) - 1)),
-    click.option("--version", type=_U32),
-    json_output,
-)
+@upstream_command(schemas, "get")
+@click.option("--subject")
+@click.option("--id", "schema_id", type=click.IntRange(0, (1 << 64) - 1))
+@click.option("--version", type=_U32)
+@json_output
 def get(line: AdminLine, subject: str | None, schema_id: int | None, version: int | None) -> Shown:
     """Show the latest version of a subject, or a version by schema id."""
     if subject is None and schema_id is None:
@@ -103,20 +91,11 @@ def get(line: AdminLine, subject: str | None, schema_id: int | None, version: in
         **fields_of(found, "description", "created_at", "created_by", "tags", "fingerprint"),
         "compatibility_mode": found.compatibility_mode.upper(),
     }
-    lines = [
-        f"Subject: {found.subject}",
-        f"Schema ID: {found.schema_id}",
-        f"Version: {found.version}",
-        f"Type: {found.schema_type}",
-        f"Compatibility Mode: {about['compatibility_mode']}",
-        f"Description: {found.description}",
-        f"Created by: {found.created_by}",
-        f"Tags: {', '.join(found.tags)}",
-        f"Fingerprint: {found.fingerprint}",
-        "Schema Definition:",
-        *_pretty(text).splitlines(),
-    ]
-    return Shown(about, lines)
+    told = labelled(
+        about, "subject", "schema_id", "version", "schema_type", "compatibility_mode", "description",
+        "created_by", "tags", "fingerprint",
+    )  # fmt: skip
+    return Shown(about, [*told, "Schema Definition:", *_pretty(text).splitlines()])
 
 
 def _pretty(text: str) -> str:
@@ -141,15 +120,12 @@ def versions(line: AdminLine, subject: str) -> Shown:
     return Shown([fields_of(one, *names) for one in found], [f"Versions of '{subject}':", *lines])
 
 
-@upstream_command(
-    schemas,
-    "check",
-    _subject,
-    _schema_type,
-    _definition_options,
-    click.option("--mode", help="none, backward, forward or full; the subject's where left out."),
-    json_output,
-)
+@upstream_command(schemas, "check")
+@_subject
+@_schema_type
+@_definition_options
+@click.option("--mode", help="none, backward, forward or full; the subject's where left out.")
+@json_output
 def check(
     line: AdminLine,
     subject: str,
@@ -179,12 +155,13 @@ def get_compatibility(line: AdminLine, subject: str) -> Shown:
     """Show a subject's compatibility mode."""
     mode = _latest(line, subject).compatibility_mode.upper()
     about = {"subject": subject, "compatibility_mode": mode}
-    return Shown(about, [f"Subject: {subject}", f"Compatibility Mode: {mode}"])
+    return Shown(about, labelled(about, *about))
 
 
-@upstream_command(
-    schemas, "set-compatibility", _subject, click.option("--mode", type=_MODE, required=True), json_output
-)
+@upstream_command(schemas, "set-compatibility")
+@_subject
+@click.option("--mode", type=_MODE, required=True)
+@json_output
 def set_compatibility(line: AdminLine, subject: str, mode: str) -> Shown:
     """Set a subject's compatibility mode."""
     about = {"subject": subject, "compatibility_mode": mode.upper()}
@@ -192,13 +169,10 @@ def set_compatibility(line: AdminLine, subject: str, mode: str) -> Shown:
     return Shown(about, [f"Compatibility mode set for subject '{subject}'", f"Mode: {mode.upper()}"])
 
 
-@upstream_command(
-    schemas,
-    "delete",
-    _subject,
-    click.option("--version", type=_U32, required=True),
-    click.option("--confirm", is_flag=True, help="Yes, delete it."),
-)
+@upstream_command(schemas, "delete")
+@_subject
+@click.option("--version", type=_U32, required=True)
+@click.option("--confirm", is_flag=True, help="Yes, delete it.")
 def delete(line: AdminLine, subject: str, version: int, confirm: bool) -> list[str]:
     """Delete one version of a subject."""
     if not confirm:

@@ -48,23 +48,20 @@ _secret_option = click.option(
 )
 
 
-@upstream_command(
-    tokens,
-    "create",
-    click.option("--subject", required=True, help="Name of the principal."),
-    _secret_option,
-    click.option(
-        "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
-    ),
-    click.option(
-        "--type",
-        "principal_type",
-        type=click.Choice(GIVEN_KINDS),
-        default="service_account",
-        show_default=True,
-    ),
-    click.option("--issuer", default="danube-auth", show_default=True),
+@upstream_command(tokens, "create")
+@click.option("--subject", required=True, help="Name of the principal.")
+@_secret_option
+@click.option(
+    "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
 )
+@click.option(
+    "--type",
+    "principal_type",
+    type=click.Choice(GIVEN_KINDS),
+    default="service_account",
+    show_default=True,
+)
+@click.option("--issuer", default="danube-auth", show_default=True)
 def create(_: Any, subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> list[str]:
     """Print a token, and nothing else."""
     check_label(subject, "principal")
@@ -107,17 +104,13 @@ def _words(text: str) -> list[str]:
     return [word for part in text.split(",") if (word := part.strip())]
 
 
-@upstream_command(
-    roles,
-    "create",
-    click.argument("name"),
-    click.option("--permissions", required=True, help="Separated by commas, for example Produce,Lookup."),
-)
+@upstream_command(roles, "create")
+@click.argument("name")
+@click.option("--permissions", required=True, help="Separated by commas, for example Produce,Lookup.")
 def create_role(line: AdminLine, name: str, permissions: str) -> list[str]:
     """Create a role, or replace the one of this name."""
     role = pb.RoleDefinition(name=name, permissions=_words(permissions))
-    done = line.ask("SecurityAdmin/CreateRole", role=role)
-    return [f"Role '{name}' created: {str(done.success).lower()}"]
+    return line.tell_success(f"Role '{name}' created", "SecurityAdmin/CreateRole", role=role)
 
 
 @upstream_command(roles, "get", click.argument("name"), json_output)
@@ -137,8 +130,7 @@ def list_roles(line: AdminLine) -> Shown:
 @upstream_command(roles, "delete", click.argument("name"))
 def delete_role(line: AdminLine, name: str) -> list[str]:
     """Delete a role."""
-    done = line.ask("SecurityAdmin/DeleteRole", name=name)
-    return [f"Role '{name}' deleted: {str(done.success).lower()}"]
+    return line.tell_success(f"Role '{name}' deleted", "SecurityAdmin/DeleteRole", name=name)
 
 
 def _role(role: pb.RoleDefinition) -> dict[str, Any]:
@@ -165,21 +157,19 @@ _resource = click.option(
 )
 
 
-@upstream_command(
-    bindings,
-    "create",
-    _binding_id,
-    click.option("--principal-type", required=True),
-    click.option("--principal-name", required=True),
-    click.option("--roles", required=True, help="Separated by commas."),
-    _scope,
-    _resource,
-)
+@upstream_command(bindings, "create")
+@_binding_id
+@click.option("--principal-type", required=True)
+@click.option("--principal-name", required=True)
+@click.option("--roles", required=True, help="Separated by commas.")
+@_scope
+@_resource
 def create_binding(line: AdminLine, binding_id: str, roles: str, **facts: Any) -> list[str]:
     """Give roles to a principal."""
     binding = pb.BindingDefinition(id=binding_id, role_names=_words(roles), **facts)
-    done = line.ask("SecurityAdmin/CreateBinding", binding=binding)
-    return [f"Binding '{binding_id}' created: {str(done.success).lower()}"]
+    return line.tell_success(
+        f"Binding '{binding_id}' created", "SecurityAdmin/CreateBinding", binding=binding
+    )
 
 
 @upstream_command(bindings, "get", _binding_id, _scope, _resource, json_output)
@@ -189,13 +179,10 @@ def get_binding(line: AdminLine, **asked: Any) -> Shown:
     return Shown(_binding(found), _told_binding(found))
 
 
-@upstream_command(
-    bindings,
-    "list",
-    click.option("--scope", help="cluster, namespace or topic; all where left out."),
-    click.option("--resource", "resource_name", default=""),
-    json_output,
-)
+@upstream_command(bindings, "list")
+@click.option("--scope", help="cluster, namespace or topic; all where left out.")
+@click.option("--resource", "resource_name", default="")
+@json_output
 def list_bindings(line: AdminLine, scope: str | None, resource_name: str) -> Shown:
     """List the bindings of one place, or all."""
     if scope is None:
@@ -208,8 +195,9 @@ def list_bindings(line: AdminLine, scope: str | None, resource_name: str) -> Sho
 @upstream_command(bindings, "delete", _binding_id, _scope, _resource)
 def delete_binding(line: AdminLine, binding_id: str, **place: Any) -> list[str]:
     """Delete a binding."""
-    done = line.ask("SecurityAdmin/DeleteBinding", binding_id=binding_id, **place)
-    return [f"Binding '{binding_id}' deleted: {str(done.success).lower()}"]
+    return line.tell_success(
+        f"Binding '{binding_id}' deleted", "SecurityAdmin/DeleteBinding", binding_id=binding_id, **place
+    )
 
 
 def _binding(binding: pb.BindingDefinition) -> dict[str, Any]:

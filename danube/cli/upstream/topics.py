@@ -41,21 +41,16 @@ def topics() -> None:
     """Topics, subscriptions and their policies."""
 
 
-@upstream_command(
-    topics,
-    "set-failure-policy",
-    topic_argument,
-    _subscription,
-    click.option("--max-redelivery-count", type=_U32, required=True),
-    click.option("--ack-timeout-ms", type=_U64, required=True),
-    click.option("--base-redelivery-delay-ms", type=_U64, required=True),
-    click.option("--max-redelivery-delay-ms", type=_U64, required=True),
-    click.option(
-        "--backoff-strategy", type=click.Choice(list(_BACKOFFS)), default="fixed", show_default=True
-    ),
-    click.option("--dead-letter-topic"),
-    click.option("--poison-policy", type=click.Choice(list(_POISONS)), required=True),
-)
+@upstream_command(topics, "set-failure-policy")
+@topic_argument
+@_subscription
+@click.option("--max-redelivery-count", type=_U32, required=True)
+@click.option("--ack-timeout-ms", type=_U64, required=True)
+@click.option("--base-redelivery-delay-ms", type=_U64, required=True)
+@click.option("--max-redelivery-delay-ms", type=_U64, required=True)
+@click.option("--backoff-strategy", type=click.Choice(list(_BACKOFFS)), default="fixed", show_default=True)
+@click.option("--dead-letter-topic")
+@click.option("--poison-policy", type=click.Choice(list(_POISONS)), required=True)
 def set_failure_policy(
     line: AdminLine, topic: str, subscription: str, backoff_strategy: str, poison_policy: str, **fields: Any
 ) -> list[str]:
@@ -93,14 +88,11 @@ def get_failure_policy(line: AdminLine, topic: str, subscription: str) -> Shown:
     return Shown(shown, [f"{name}: {'none' if value is None else value}" for name, value in shown.items()])
 
 
-@upstream_command(
-    topics,
-    "configure-schema",
-    topic_argument,
-    click.option("--subject", required=True),
-    click.option("--validation-policy", type=_POLICIES, default="none", show_default=True),
-    _payload_validation,
-)
+@upstream_command(topics, "configure-schema")
+@topic_argument
+@click.option("--subject", required=True)
+@click.option("--validation-policy", type=_POLICIES, default="none", show_default=True)
+@_payload_validation
 def configure_schema(
     line: AdminLine, topic: str, subject: str, validation_policy: str, enable_payload_validation: bool
 ) -> list[str]:
@@ -116,13 +108,10 @@ def configure_schema(
     return [f"Schema configuration set for topic '{topic}'", f"  Subject: {subject}", *validation]
 
 
-@upstream_command(
-    topics,
-    "set-validation-policy",
-    topic_argument,
-    click.option("--policy", type=_POLICIES, required=True),
-    _payload_validation,
-)
+@upstream_command(topics, "set-validation-policy")
+@topic_argument
+@click.option("--policy", type=_POLICIES, required=True)
+@_payload_validation
 def set_validation_policy(
     line: AdminLine, topic: str, policy: str, enable_payload_validation: bool
 ) -> list[str]:
@@ -157,13 +146,10 @@ def _validation(policy: str, payload: bool) -> list[str]:
     return [f"  Validation Policy: {policy.upper()}", f"  Payload Validation: {state}"]
 
 
-@upstream_command(
-    topics,
-    "list",
-    click.option("--namespace", help="Topics of this namespace."),
-    click.option("--broker", help="Topics of the broker with this id."),
-    json_output,
-)
+@upstream_command(topics, "list")
+@click.option("--namespace", help="Topics of this namespace.")
+@click.option("--broker", help="Topics of the broker with this id.")
+@json_output
 def list_topics(line: AdminLine, namespace: str | None, broker: str | None) -> Shown:
     """List topics of a namespace or of a broker."""
     if (namespace is None) == (broker is None):
@@ -186,18 +172,15 @@ def _topic_line(one: Any) -> str:
     return f"Topic: {one.name} ({where}delivery: {one.delivery})"
 
 
-@upstream_command(
-    topics,
-    "create",
-    topic_argument,
-    click.option("--partitions", type=_U32, help="Make a partitioned topic."),
-    click.option("--schema-subject"),
-    click.option(
-        "--dispatch-strategy",
-        default="non_reliable",
-        show_default=True,
-        help="non_reliable or reliable.",
-    ),
+@upstream_command(topics, "create")
+@topic_argument
+@click.option("--partitions", type=_U32, help="Make a partitioned topic.")
+@click.option("--schema-subject")
+@click.option(
+    "--dispatch-strategy",
+    default="non_reliable",
+    show_default=True,
+    help="non_reliable or reliable.",
 )
 def create(
     line: AdminLine, topic: str, partitions: int | None, schema_subject: str | None, dispatch_strategy: str
@@ -220,13 +203,13 @@ def create(
 @upstream_command(topics, "delete", topic_argument)
 def delete(line: AdminLine, topic: str) -> list[str]:
     """Delete a topic with all its partitions."""
-    return [f"Topic Deleted: {str(line.ask('TopicAdmin/DeleteTopic', name=topic).success).lower()}"]
+    return line.tell_success("Topic Deleted", "TopicAdmin/DeleteTopic", name=topic)
 
 
 @upstream_command(topics, "unload", topic_argument)
 def unload(line: AdminLine, topic: str) -> list[str]:
     """Move a topic to another broker."""
-    return [f"Topic Unloaded: {str(line.ask('TopicAdmin/UnloadTopic', name=topic).success).lower()}"]
+    return line.tell_success("Topic Unloaded", "TopicAdmin/UnloadTopic", name=topic)
 
 
 @upstream_command(topics, "subscriptions", topic_argument, json_output)
@@ -241,8 +224,7 @@ def subscriptions(line: AdminLine, topic: str) -> Shown:
 @upstream_command(topics, "unsubscribe", topic_argument, _subscription)
 def unsubscribe(line: AdminLine, topic: str, subscription: str) -> list[str]:
     """Delete a subscription."""
-    done = line.ask("TopicAdmin/Unsubscribe", topic=topic, subscription=subscription)
-    return [f"Unsubscribed: {str(done.success).lower()}"]
+    return line.tell_success("Unsubscribed", "TopicAdmin/Unsubscribe", topic=topic, subscription=subscription)
 
 
 @upstream_command(topics, "describe", topic_argument, json_output)

@@ -6,7 +6,6 @@ lost is made again, as official clients do, so its record may be stored twice; i
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from danube.host.clock import wall_us
 from danube.host.local_socket import loopback
 from danube.load.collector import Collector, Reader
 from danube.load.links.grpc_client import AGAIN, GrpcAnswer, GrpcCalls, GrpcStream
+from danube.load.links.inbox import Inbox
 from danube.load.links.links import Delivery, Place
 from danube.load.plan import Plan
 from danube.server.proto import DanubeApi_pb2 as pb
@@ -176,21 +176,20 @@ class PartitionReader:
         return found
 
     def _run(self) -> None:
-        receiver = self._receiver
-        while not receiver.closed.is_set():
+        inbox = self._receiver.inbox
+        while not inbox.closed.is_set():
             try:
                 stream, reader = self._first or self._subscribe_again()
                 self._first = None
                 for message in stream:
-                    receiver.put(self._delivery(message, reader))
-                    if receiver.closed.is_set():
+                    if not inbox.put(self._delivery(message, reader)):
                         return
             except AGAIN:
                 pass  # the broker went away; after a pause it is asked again
             except DanubeError as error:
-                receiver.put(error)
+                inbox.put(error)
                 return
-            receiver.closed.wait(PAUSE_S)
+            inbox.closed.wait(PAUSE_S)
 
     def _delivery(self, message: Any, reader: Reader) -> Delivery:
         # The API does not tell a redelivery from a first delivery.
@@ -211,11 +210,10 @@ class GrpcReceiver(_User):
     ) -> None:
         super().__init__(plan, place, name)
         self.collector = collector
-        self.closed = threading.Event()
+        self.inbox = Inbox(QUEUE_RECORDS)
         self._subscription = subscription
         self._mode = mode
         self._readers: list[PartitionReader] = []
-        self._waiting: queue.Queue[Delivery | DanubeError] = queue.Queue(QUEUE_RECORDS)
         self._acks: deque[GrpcAnswer] = deque()
 
     def open(self) -> None:
@@ -241,22 +239,8 @@ class GrpcReceiver(_User):
         receive = pb.ReceiveRequest(request_id=self._next_request(), consumer_id=made.consumer_id)
         return self._calls.stream("/danube.ConsumerService/ReceiveMessages", receive, pb.StreamMessage)
 
-    def put(self, received: Delivery | DanubeError) -> None:
-        """Wait for room; drop the message after close."""
-        while not self.closed.is_set():
-            try:
-                self._waiting.put(received, timeout=PAUSE_S)
-                return
-            except queue.Full:
-                continue
-
     def receive(self, timeout_s: float) -> Delivery | None:
-        try:
-            received = self._waiting.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(received, DanubeError):
-            raise received
+        received: Delivery | None = self.inbox.get(timeout_s)
         return received
 
     def ack(self, message: Any) -> None:
@@ -280,7 +264,7 @@ class GrpcReceiver(_User):
             self.collector.count("retries")
 
     def close(self) -> None:
-        self.closed.set()
+        self.inbox.close()
         readers, self._readers = self._readers, []
         calls, self._calls = self._calls, None
         for reader in readers:

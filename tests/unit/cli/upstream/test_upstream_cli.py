@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from danube.cli.upstream.cli import root
-from danube.cli.upstream.consume import Inbox
+from danube.cli.upstream.consume import fill
 from danube.cli.upstream.root import Outside
 from danube.load.links.grpc_client import status_error
+from danube.load.links.inbox import Inbox
 from danube.server.proto import DanubeApi_pb2 as pb
 from tests.fakes.grpc_line import FakeLine, FakeStream
 
@@ -387,17 +389,16 @@ class Endless:
         while True:
             yield None, message(1)
 
-    def close(self) -> None:
-        pass
-
 
 def test_a_reader_that_nobody_empties_waits_and_ends() -> None:
-    inbox = Inbox([Endless()])  # type: ignore[list-item]
+    inbox = Inbox(256)
+    reader = threading.Thread(target=fill, args=(inbox, Endless()), daemon=True)
+    reader.start()
     while not inbox._waiting.full():
         time.sleep(0.001)
     inbox.close()
-    inbox._threads[0].join(10)
-    assert not inbox._threads[0].is_alive()
+    reader.join(10)
+    assert not reader.is_alive()
 
 
 def test_a_broker_that_stays_away_ends_it(line: Line) -> None:

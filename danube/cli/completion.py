@@ -6,15 +6,9 @@ import click
 
 from danube.cli.terminal.output import write
 
-INSTALL = {
-    "bash": 'eval "$(danube completion bash)"    # in ~/.bashrc',
-    "zsh": 'eval "$(danube completion zsh)"     # in ~/.zshrc',
-    "fish": "danube completion fish > ~/.config/fish/completions/danube.fish",
-}
-
 
 @click.command(short_help="Print the completion script of a shell.")
-@click.argument("shell", type=click.Choice([*INSTALL]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of a shell.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -147,8 +148,5 @@ def _change(here: Here, what: str, node_id: str, address: str = "") -> dict[str,
 def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:
     from danube.cluster.control.door import ControllerClient
 
-    client = ControllerClient("\0" + running.controller)
-    try:
+    with closing(ControllerClient("\0" + running.controller)) as client:
         return client.ask(request, timeout_s)
-    finally:
-        client.close()

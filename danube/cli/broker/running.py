@@ -7,14 +7,14 @@ After a crash the file stays, so whether a broker runs is asked of the lock.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import select
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from danube.broker.processes.process import identity_of
 from danube.errors import DanubeError, NotFound, OperationTimeout, Unavailable, WrongState
@@ -26,15 +26,14 @@ LOOK_INTERVAL_S = 0.02
 WILDCARD = "0.0.0.0"  # noqa: S104 - recognised, never bound here
 
 
-@dataclass(frozen=True, slots=True)
-class RunningBroker:
-    """Facts of a running broker; ``started_at`` is microseconds since 1970."""
+class RunningBroker(msgspec.Struct, frozen=True):
+    """Facts of a running broker, as danube.json has them."""
 
     pid: int
     ready: bool
     addresses: dict[str, str]
     workers: list[dict[str, Any]]  # worker, pid (0: not running at the moment), incarnation
-    started_at: int
+    started_at: int = msgspec.field(name="started_at_us")  # microseconds since 1970
     controller: str = ""  # of a member of a cluster: its socket
     identity: str = ""  # of the process, see process.identity_of
     warnings: tuple[str, ...] = ()  # its notices when it began to serve
@@ -54,21 +53,10 @@ def read_running(data_dir: Path) -> RunningBroker | None:
         return None
     try:
         with (data_dir / STATE_FILE).open("rb") as file:
-            fields = json.loads(file.read(STATE_BYTES_MAX))
-        return RunningBroker(
-            pid=int(fields["pid"]),
-            ready=bool(fields["ready"]),
-            addresses={str(name): str(address) for name, address in fields["addresses"].items()},
-            workers=list(fields["workers"]),
-            started_at=int(fields["started_at_us"]),
-            controller=str(fields.get("controller", "")),
-            identity=str(fields.get("identity", "")),
-            warnings=tuple(str(one) for one in fields.get("warnings", ())),
-            reloads=bool(fields.get("reloads", False)),
-        )
+            return msgspec.json.decode(file.read(STATE_BYTES_MAX), type=RunningBroker)
     except FileNotFoundError:
         return None  # it holds the lock and has not come so far yet
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise DanubeError(
             f"{data_dir / STATE_FILE} cannot be read",
             why=f"{type(error).__name__}: {error}",

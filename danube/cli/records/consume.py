@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from typing import Any
 
 import click
 
 from danube.cli.records.produce import DEFAULT_TOPIC
 from danube.cli.terminal import arguments
-from danube.cli.terminal.addressing import Address, address_option, topic_name
+from danube.cli.terminal.addressing import address_option, topic_name
 from danube.cli.terminal.output import output_option
 from danube.cli.terminal.services import Services
 
@@ -39,7 +40,9 @@ DEFAULT_CONSUMER = "consumer_pubsub"  # as upstream's command line
 )
 @click.option("-c", "--count", type=click.IntRange(min=1), help="Exit after this many records.")
 @click.option("--until-end", is_flag=True, help="Exit at the end that the log had at the start.")
-@click.option("--timeout", type=arguments.duration_ms, help="Exit when no record arrived for this time.")
+@click.option(
+    "--timeout", "timeout_ms", type=arguments.duration_ms, help="Exit when no record arrived for this time."
+)
 @click.option("--no-ack", is_flag=True, help="Acknowledge no record.")
 @click.option("--filter", "filters", multiple=True, help="Keys to receive, as a glob (key-shared).")
 @click.option("--delimiter", default="\n", help="Text after each payload with -o raw.  [newline]")
@@ -49,19 +52,13 @@ def consume(
     services: Services,
     /,
     topic_argument: str | None,
-    service_addr: Address,
     topic: str | None,
-    consumer: str,
     subscription: str | None,
     sub_type: str,
-    start: arguments.Position | None,
-    count: int | None,
-    until_end: bool,
-    timeout: int | None,
     no_ack: bool,
-    filters: tuple[str, ...],
     delimiter: str,
     output: str,
+    **asked: Any,
 ) -> None:
     """Receive records of a topic and acknowledge each one after it was printed.
 
@@ -80,21 +77,15 @@ def consume(
     from danube.cli.terminal.eventloop import run
 
     mode = sub_type.replace("-", "_").replace("fail_over", "failover")
-    if filters and mode != "key_shared":
+    if asked["filters"] and mode != "key_shared":
         raise click.UsageError("--filter goes with --sub-type key-shared.")
     wish = Wish(
-        address=service_addr,
         topic=topic_argument or topic or DEFAULT_TOPIC,
-        consumer=consumer,
         subscription=subscription or _temporary_name(),
         temporary=subscription is None,
         mode=mode,
-        start=start,
-        filters=filters,
-        count=count,
-        until_end=until_end,
-        timeout_ms=timeout,
         acknowledge=not no_ack,
+        **asked,
     )
     run(receive_all(services, wish, Printer(wish.topic, output, delimiter.encode())))
 

@@ -89,7 +89,7 @@ def produce(
     from danube.cli.terminal.eventloop import run
 
     target = Target(
-        address=service_addr,
+        service_addr=service_addr,
         topic=topic_argument or topic or DEFAULT_TOPIC,
         producer_name=producer_name or f"cli-{socket.gethostname()}-{os.getpid()}"[:200],
         partitions=partitions,

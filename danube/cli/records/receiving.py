@@ -41,7 +41,7 @@ IDLE_NS = 200_000_000  # nothing arrived for so long: worth asking the broker wh
 class Wish:
     """Arguments of the user; ``temporary``: the subscription goes with its consumer."""
 
-    address: Address
+    service_addr: Address
     topic: str
     consumer: str
     subscription: str
@@ -106,8 +106,8 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
     bounds: dict[str, float] = {}
     if wish.timeout_ms is not None and wish.timeout_ms < REQUEST_TIMEOUT_S * 1000:
         bounds["timeout"] = max(wish.timeout_ms / 1000, OPENING_S)
-    with explaining(wish.address):
-        async with services.connect_async(wish.address.url, **bounds) as client:
+    with explaining(wish.service_addr):
+        async with services.connect_async(wish.service_addr.url, **bounds) as client:
             wish = _named(wish, client.principal)
             try:
                 receiver = await _receive_with(client, wish, printer)

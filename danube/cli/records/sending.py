@@ -62,7 +62,7 @@ class Progress:
 class Target:
     """Topic of the records, with the properties that it must have."""
 
-    address: Address
+    service_addr: Address
     topic: str
     producer_name: str
     partitions: int
@@ -125,8 +125,8 @@ async def send_all(
         if stream
         else _copies(template, count, 1 if interval else batch)
     )
-    with explaining(target.address):
-        async with services.connect_async(target.address.url) as client:
+    with explaining(target.service_addr):
+        async with services.connect_async(target.service_addr.url) as client:
             options: dict[str, Any] = {"reliable": target.reliable, "partitions": target.partitions}
             if target.durability:
                 options["durability"] = target.durability

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,22 +115,9 @@ def show_certificates(files: tuple[Path, ...], output: str) -> None:
 
 
 def _told(facts: Facts) -> dict[str, Any]:
-    return {
-        "subject": facts.subject,
-        "issuer": facts.issuer,
-        "serial": facts.serial,
-        "not_before": _day(facts.not_before),
-        "not_after": _day(facts.not_after),
-        "authority": facts.authority,
-        "names": list(facts.names),
-        "uses": list(facts.uses),
-        "key": facts.key,
-        "fingerprint": facts.fingerprint,
-    }
-
-
-def _day(when: datetime) -> str:
-    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = {one.name: getattr(facts, one.name) for one in fields(facts)}
+    days = {name: told[name].strftime("%Y-%m-%dT%H:%M:%SZ") for name in ("not_before", "not_after")}
+    return {**told, **days, "names": list(facts.names), "uses": list(facts.uses)}
 
 
 @certs.command("check", short_help="Say what a broker would refuse, and why.")

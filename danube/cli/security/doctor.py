@@ -98,10 +98,7 @@ def _no_secrets_told(patient: Patient) -> str | None:
 
 
 def _files(patient: Patient) -> str | None:
-    return _named(patient.open_paths)
-
-
-def _named(found: list[str]) -> str:
+    found = patient.open_paths
     more = f", and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else ""
     return "; ".join(found[:_NAMED_MAX]) + more
 
@@ -138,26 +135,22 @@ def _audited(patient: Patient) -> str | None:
     return "" if patient.configured.audit.mode != "off" else "audit.mode is off"
 
 
-def _built_in(_: Patient) -> str | None:
-    return BUILT_IN
-
-
 CHECKS: Final[tuple[tuple[str, str, Check], ...]] = (
     ("S1", "only this host reaches what asks for nothing", _not_open),
     ("S17", "the first token is gone", _first_token),
     ("S18", "TLS 1.2 and 1.3 with good ciphers alone", _strong_tls),
     ("S19", "clients that others reach it from show who they are", _mutual),
-    ("S20", "it checks the names of servers", _built_in),
+    ("S20", "it checks the names of servers", lambda _: BUILT_IN),
     ("S21", "no plain port where clients are asked", _all_tls),
     ("S22", "changed certificates are loaded", _reloads),
     ("S23", "its memory is written to no file", _no_secrets_told),
     ("S24", "its files are its user's alone", _files),
     ("S25", "neither root, nor capabilities, nor ways to them", _privileges),
-    ("S29-S31", "bounds of records, frames and attributes", _built_in),
+    ("S29-S31", "bounds of records, frames and attributes", lambda _: BUILT_IN),
     ("S32", "connections of an address and a principal are bounded", _connections),
     ("S33", "handshakes end in time", _deadlines),
-    ("S34-S41", "bounds of streams, buffers and schemas", _built_in),
-    ("S42-S43", "pages of lists, series of metrics", _built_in),
+    ("S34-S41", "bounds of streams, buffers and schemas", lambda _: BUILT_IN),
+    ("S42-S43", "pages of lists, series of metrics", lambda _: BUILT_IN),
     ("S49", "who asked for what is written down", _audited),
 )
 

@@ -16,19 +16,11 @@ from danube.cli.terminal.asking import Broker, broker_command
 from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import plain
+from danube.core.partition.policy import FailurePolicy
 from danube.errors import NotSupported, OperationTimeout
 from danube.host.clock import monotonic_ns
 
 COLUMNS = ("topic", "partition_count", "reliable", "durability", "max_record_bytes")
-_FAILURE_FIELDS = (
-    "max_redelivery_count",
-    "ack_timeout_ms",
-    "base_redelivery_delay_ms",
-    "max_redelivery_delay_ms",
-    "backoff",
-    "poison",
-    "dead_letter_topic",
-)
 _topic = click.argument("topic", type=topic_name, metavar="TOPIC")
 
 
@@ -84,7 +76,7 @@ _policy_options = arguments.together(
 def policy_fields(given: dict[str, Any]) -> dict[str, Any]:
     """The policy's fields that were given; the failure policy's are in ``failure``."""
     chosen = {name: value for name, value in given.items() if value is not None}
-    failure = {name: chosen.pop(name) for name in _FAILURE_FIELDS if name in chosen}
+    failure = {name: chosen.pop(name) for name in FailurePolicy.__struct_fields__ if name in chosen}
     return chosen | ({"failure": failure} if failure else {})
 
 

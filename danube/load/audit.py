@@ -7,7 +7,7 @@ or not.  Order is checked if the mode promises it, by the first deliveries of ea
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from danube.load.number_set import NumberSet, Range
@@ -48,9 +48,6 @@ class Account:
     unexpected: int = 0
     damaged: int = 0
     foreign: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Auditor:

@@ -54,7 +54,7 @@ def report_of(outcome: Outcome, statistics: Any, users: int) -> dict[str, Any]:
             "reconnects": outcome.counts.get("reconnects", 0),
             "retries": outcome.counts.get("retries", 0),
         },
-        "subscriptions": [one.as_dict() for one in outcome.accounts],
+        "subscriptions": [asdict(one) for one in outcome.accounts],
         "requests": [_row(statistics.entries[key]) for key in sorted(statistics.entries)],
     }
 

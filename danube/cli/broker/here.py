@@ -89,7 +89,7 @@ def pass_here(work: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(
-        services: Services, /, data_dir: Path | None, file: Path | None, output: str = "", **given: Any
+        services: Services, /, file: Path | None, data_dir: Path | None = None, output: str = "", **given: Any
     ) -> int | None:
         found = work(Here(services, data_dir, file, output), **given)
         if isinstance(found, int):

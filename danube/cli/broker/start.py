@@ -183,7 +183,13 @@ def banner(config: BrokerConfig, started: Started, warnings: list[str]) -> str:
         f"  {'workers':<10} {started.workers}",
         "  an acknowledgement means, by the topic's durability:",
     ]
-    for level, meaning in _levels(config):
+    lost = f"a power cut may take the last {config.wal.sync_lag_max_ms} ms"
+    meanings = {
+        "memory": "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted",
+        "written": f"in the log file; survives kill -9 of any or all processes; {lost}",
+        "fsync": "on disk; survives a power cut",
+    }
+    for level, meaning in meanings.items():
         mark = " (default)" if level == default else ""
         lines.append(f"    {level:<8} {meaning}{mark}")
     lines += [f"  warning: {escape(warning)}" for warning in warnings]
@@ -196,21 +202,6 @@ def _scheme(config: BrokerConfig, door: str) -> str:
     if door == "native":
         return "danube+tls://" if config.tls.cert_file else "danube://"
     return f"{config.scheme_of(door)}://"
-
-
-def _levels(config: BrokerConfig) -> tuple[tuple[str, str], ...]:
-    return (
-        (
-            "memory",
-            "accepted into memory; non-reliable topics, slow consumers lose the oldest first, counted",
-        ),
-        (
-            "written",
-            "in the log file; survives kill -9 of any or all processes; a power cut may take the last"
-            f" {config.wal.sync_lag_max_ms} ms",
-        ),
-        ("fsync", "on disk; survives a power cut"),
-    )
 
 
 def _address_flag(scheme: str, native: str) -> str:

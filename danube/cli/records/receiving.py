@@ -110,7 +110,10 @@ async def receive_all(services: Services, wish: Wish, printer: Printer) -> None:
         async with services.connect_async(wish.service_addr.url, **bounds) as client:
             wish = _named(wish, client.principal)
             try:
-                receiver = await _receive_with(client, wish, printer)
+                await _remark_on_start(client, wish)
+                remaining = await _ends(client, wish) if wish.until_end else None
+                receiver = Receiver(wish, printer, remaining)
+                await _subscribe_and_run(client, wish, receiver)
             except TopicNotFound as error:
                 found = await client.admin.list_topics(limit=PAGE_ENTRIES_MAX)
                 suggest_topic(error, [one.topic for one in found])
@@ -144,14 +147,6 @@ def _check_enough(wish: Wish, receiver: Receiver) -> None:
     lasting = isinstance(reason, Damage | ObjectMissing)
     kind = StoreDamaged if lasting else OperationTimeout
     raise kind(missing, why=f"the broker cannot read the next ones: {reason}", hint=reason.hint)
-
-
-async def _receive_with(client: Any, wish: Wish, printer: Printer) -> Receiver:
-    await _remark_on_start(client, wish)
-    remaining = await _ends(client, wish) if wish.until_end else None
-    receiver = Receiver(wish, printer, remaining)
-    await _subscribe_and_run(client, wish, receiver)
-    return receiver
 
 
 async def _subscribe_and_run(client: Any, wish: Wish, receiver: Receiver) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.stored.places import reading, remote, split_key, store_at, store_options
+from danube.cli.broker.here import Here, pass_here
+from danube.cli.stored.places import reading, remote, split_key, store_at, store_options, told
 from danube.cli.stored.verify import EXIT_FINDINGS
 from danube.cli.terminal.output import facts, instant, line, output_option, show, table
-from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.wal.inspection import Inspection
@@ -22,10 +22,8 @@ _ROWS_MAX = 50
 @click.argument("place", metavar="FILE|URL")
 @store_options
 @output_option()
-@click.pass_obj
-def inspect(
-    services: Services, /, place: str, file: Path | None, s3_endpoint: str | None, output: str
-) -> int:
+@pass_here
+def inspect(here: Here, place: str, s3_endpoint: str | None) -> int:
     """Describe a segment, manifest, cursor file, mark or metadata file; a damaged one up to its damage.
 
     \b
@@ -34,14 +32,14 @@ def inspect(
 
     Exit code 0: whole; 10: damaged; 12: it cannot be read.
     """
-    found = _remote(services, place, file, s3_endpoint) if remote(place) else _local(place)
+    found = _remote(here, place, s3_endpoint) if remote(place) else _local(place)
     if not found.kind:
         from danube.errors import InvalidArgument
 
         raise InvalidArgument(
             f"{place} is {found.words}", hint="name a segment, manifest, cursor, mark or metadata file"
         )
-    _show(found, output)
+    _show(found, here.output)
     return EXIT_FINDINGS if found.problems else 0
 
 
@@ -59,14 +57,14 @@ def _local(place: str) -> Inspection:
         raise StorageFailed(f"{place} cannot be read", why=error.strerror or str(error)) from error
 
 
-def _remote(services: Services, place: str, file: Path | None, endpoint: str | None) -> Inspection:
+def _remote(here: Here, place: str, endpoint: str | None) -> Inspection:
     from danube.errors import ObjectMissing
     from danube.wal.inspection import inspect_source
     from danube.wal.verify.objects import ObjectSource
 
     address, key = split_key(place)
     with reading():
-        store = store_at(address, file, endpoint, services.environ)
+        store = store_at(here, address, endpoint)
         info = store.head(key)
         if info is None:
             raise ObjectMissing(f"there is no object {key} in {store.name}")
@@ -74,15 +72,7 @@ def _remote(services: Services, place: str, file: Path | None, endpoint: str | N
 
 
 def _show(found: Inspection, output: str) -> None:
-    problems = [
-        {
-            "kind": problem.kind.value,
-            "byte": problem.position if problem.position >= 0 else None,
-            "offsets": [problem.start, problem.end] if problem.end > problem.start else None,
-            "what": problem.what,
-        }
-        for problem in found.problems
-    ]
+    problems = [told(problem) for problem in found.problems]
     plain = {name: _plain(name, value) for name, value in found.facts.items()}
     rows = {
         title: [{name: _plain(name, value) for name, value in row.items()} for row in some]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.here import store_flags
+from danube.cli.broker.here import Here, store_flags
 from danube.cli.terminal.arguments import together
 from danube.errors import InvalidArgument, NotFound, StorageFailed, StoreRefused, StoreUnavailable
 
@@ -35,12 +35,11 @@ store_options = together(
 )
 
 
-def store_at(url: str, file: Path | None, endpoint: str | None, environ: Mapping[str, str]) -> ObjectStore:
+def store_at(here: Here, url: str, endpoint: str | None) -> ObjectStore:
     """The store at ``url``; credentials as for `danube start`."""
-    from danube.config.loading import load
     from danube.wal.stores.opening import open_store
 
-    return open_store(load(file, environ, store_flags(url, endpoint)).config.storage)
+    return open_store(here.load(store_flags(url, endpoint)).storage)
 
 
 @contextmanager
@@ -76,3 +75,13 @@ def directory_at(place: str) -> tuple[Path, str]:
         raise NotFound(f"there is no directory {place}", hint="name a broker's data directory or a store")
     store = f"file://{os.path.abspath(path)}" if (path / "store.json").is_file() else ""
     return path, store
+
+
+def told(problem: Any) -> dict[str, Any]:
+    """The documented JSON of what is wrong with stored bytes."""
+    return {
+        "kind": problem.kind.value,
+        "byte": problem.position if problem.position >= 0 else None,
+        "offsets": [problem.start, problem.end] if problem.end > problem.start else None,
+        "what": problem.what,
+    }

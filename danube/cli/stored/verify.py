@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.stored.places import directory_at, reading, remote, store_at, store_options
+from danube.cli.broker.here import Here, pass_here
+from danube.cli.stored.places import directory_at, reading, remote, store_at, store_options, told
 from danube.cli.terminal.output import line, note, output_option, show
-from danube.cli.terminal.services import Services
 
 if TYPE_CHECKING:
     from danube.wal.verify.bytes import Finding
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXIT_FINDINGS = 10
 _ROWS_MAX = 1_000
+_COUNTED = ("partitions", "segments", "objects", "records", "bytes")
 
 
 @click.command(short_help="Check stored data: every segment, manifest and object.")
@@ -24,16 +25,8 @@ _ROWS_MAX = 1_000
 @click.option("--topic", help="Only this topic; a name without a namespace is in /default.")
 @store_options
 @output_option()
-@click.pass_obj
-def verify(
-    services: Services,
-    /,
-    places: tuple[str, ...],
-    topic: str | None,
-    file: Path | None,
-    s3_endpoint: str | None,
-    output: str,
-) -> int:
+@pass_here
+def verify(here: Here, places: tuple[str, ...], topic: str | None, s3_endpoint: str | None) -> int:
     """Read all stored data and report every gap, overlap, bad checksum, orphan and missing object.
 
     \b
@@ -49,14 +42,14 @@ def verify(
     verified = Verified()
     topic = _full_name(topic)
     with reading():
-        found = _verify(services, places, topic, file, s3_endpoint, verified)
+        found = _verify(here, places, topic, s3_endpoint, verified)
     if topic and not found:
         from danube.errors import TopicNotFound
 
         raise TopicNotFound(f"nothing of topic {topic!r} is stored here")
     report = _report(verified, places)
-    if output == "json":
-        show(report, output)
+    if here.output == "json":
+        show(report, here.output)
     else:
         _print(report, verified.findings)
     return EXIT_FINDINGS if verified.findings else 0
@@ -67,19 +60,14 @@ def _full_name(topic: str | None) -> str | None:
 
 
 def _verify(
-    services: Services,
-    places: tuple[str, ...],
-    topic: str | None,
-    file: Path | None,
-    endpoint: str | None,
-    verified: Verified,
+    here: Here, places: tuple[str, ...], topic: str | None, endpoint: str | None, verified: Verified
 ) -> bool:
     """Directories first, since stores are compared with them; returns whether anything was there."""
     from danube.host.clock import wall_us
     from danube.wal.verify.store import verify_store
 
     def progress(name: str) -> None:
-        if services.shows_progress():
+        if here.services.shows_progress():
             note(f"reading {name}")
 
     stores = [place for place in places if remote(place)]
@@ -95,7 +83,7 @@ def _verify(
             local += _verify_directory(directory, topic, ids, verified, progress)
     for place in stores:
         verify_store(
-            store_at(place, file, endpoint, services.environ),
+            store_at(here, place, endpoint),
             wall_us(),
             verified,
             local,
@@ -124,23 +112,9 @@ def _report(verified: Verified, places: tuple[str, ...]) -> dict[str, Any]:
     return {
         "clean": not verified.findings,
         "places": list(places),
-        "partitions": verified.partitions,
-        "segments": verified.segments,
-        "objects": verified.objects,
-        "records": verified.records,
-        "bytes": verified.bytes,
-        "findings": [_row(finding) for finding in verified.findings],
+        **{name: getattr(verified, name) for name in _COUNTED},
+        "findings": [{"kind": one.kind.value, "where": one.where} | told(one) for one in verified.findings],
         "remarks": verified.remarks,
-    }
-
-
-def _row(finding: Finding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind.value,
-        "where": finding.where,
-        "byte": finding.position if finding.position >= 0 else None,
-        "offsets": [finding.start, finding.end] if finding.end > finding.start else None,
-        "what": finding.what,
     }
 
 
@@ -153,7 +127,5 @@ def _print(report: dict[str, Any], findings: list[Finding]) -> None:
         line(f"{finding.kind.value}: {place}: {finding.what}{span}")
     if len(findings) > _ROWS_MAX:
         line(f"and {len(findings) - _ROWS_MAX} more; -o json lists all of them")
-    counts = ", ".join(
-        f"{report[name]} {name}" for name in ("partitions", "segments", "objects", "records", "bytes")
-    )
+    counts = ", ".join(f"{report[name]} {name}" for name in _COUNTED)
     line(f"{'clean' if report['clean'] else f'{len(findings)} findings'}: {counts}")

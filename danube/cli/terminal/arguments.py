@@ -15,8 +15,10 @@ from danube.config.quantities import parse_duration_ms, parse_size_bytes
 from danube.host.clock import wall_us
 
 MODES = ("exclusive", "shared", "fail-over", "failover", "key-shared", "key_shared")  # a hyphen is upstream's
-
-
+COMPATIBILITIES = click.Choice(
+    ["none", "backward", "forward", "full", "backward_transitive", "forward_transitive", "full_transitive"],
+    case_sensitive=False,
+)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
 from danube.cli.terminal.services import Services
 from danube.errors import InvalidArgument
 
-
-def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 def confirm(services: Services, name: str, lost: str, yes: bool) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from danube.cli.terminal.addressing import page_options, topic_name
+from danube.cli.terminal.arguments import COMPATIBILITIES
 from danube.cli.terminal.asking import Broker, broker_command
 from danube.cli.terminal.confirming import yes_option
 from danube.cli.terminal.lazy import LazyGroup
 from danube.cli.terminal.output import line, plain, show, write
-from danube.cli.topics.schema_source import COMPATIBILITIES, definition_options, read_definition, schema_type
+from danube.cli.topics.schema_source import definition_options, read_definition, schema_type
 
 SUBJECT_COLUMNS = ("subject", "schema_id", "schema_type", "latest_version", "compatibility", "tags")
 VERSION_COLUMNS = ("version", "created_at", "schema_type", "fingerprint", "created_by", "description", "tags")

@@ -14,18 +14,6 @@ import click
 
 from danube.cli.terminal.arguments import together
 
-COMPATIBILITIES = click.Choice(
-    [
-        "none",
-        "backward",
-        "forward",
-        "full",
-        "backward_transitive",
-        "forward_transitive",
-        "full_transitive",
-    ],
-    case_sensitive=False,
-)
 TYPES = ("bytes", "string", "number", "avro", "json_schema", "protobuf")
 _ALIASES = {
     "json": "json_schema",

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import click
 
+from danube.cli.terminal.arguments import together
 from danube.cli.upstream.endpoint import admin_endpoint
-from danube.cli.upstream.root import Channel, Command, Outside, Wrong
+from danube.cli.upstream.root import Channel, Outside, Wrong
 from danube.errors import NotFound
 
 TIMEOUT_S: Final = 5.0
@@ -54,24 +55,25 @@ def _call(channel: Channel, method: str, /, **fields: Any) -> Any:
     return call(channel, method, TIMEOUT_S, **fields)
 
 
-def topic_argument(command: Command) -> Command:
-    """TOPIC and ``--namespace``: the command gets ``topic`` as its full name."""
+def _keep_namespace(context: click.Context, param: click.Parameter, value: str | None) -> None:
+    context.meta["namespace"] = value
 
-    def keep(context: click.Context, param: click.Parameter, value: str | None) -> None:
-        context.meta["namespace"] = value
 
-    def full_name(context: click.Context, param: click.Parameter, value: str) -> str:
-        return topic_name(value, context.meta.get("namespace"))
+def _full_name(context: click.Context, param: click.Parameter, value: str) -> str:
+    return topic_name(value, context.meta.get("namespace"))
 
-    argument = click.argument("topic", callback=full_name, metavar="TOPIC")
-    option = click.option(
+
+# The command gets ``topic`` as its full name.
+topic_argument = together(
+    click.option(
         "--namespace",
         is_eager=True,
         expose_value=False,
-        callback=keep,
+        callback=_keep_namespace,
         help="Namespace of a topic that is given by its bare name.",
-    )
-    return option(argument(command))
+    ),
+    click.argument("topic", callback=_full_name, metavar="TOPIC"),
+)
 
 
 def topic_name(text: str, namespace: str | None) -> str:

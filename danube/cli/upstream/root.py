@@ -103,6 +103,7 @@ class Wrong(click.ClickException):
 
 
 _SCHEMA_TYPES: Final = "json_schema avro protobuf string bytes number json int64 int float double"
+json_output = click.option("--output", type=click.Choice(["json"]), help="Print JSON.")  # else it prints text
 SCHEMA_TYPE: Final = click.Choice(_SCHEMA_TYPES.split(), case_sensitive=False)
 
 
@@ -112,11 +113,6 @@ def content_of(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise Wrong(f"{file}: {error.strerror or error}") from None
-
-
-def json_output(command: Command) -> Command:
-    """``--output json``; without it the command prints text."""
-    return click.option("--output", type=click.Choice(["json"]), help="Print JSON.")(command)
 
 
 class Shown(NamedTuple):

@@ -8,25 +8,15 @@ from typing import Any
 import click
 
 from danube.cli.upstream.calls import call, fields_of, labelled
-from danube.cli.upstream.root import (
-    SCHEMA_TYPE,
-    Command,
-    Shown,
-    content_of,
-    say,
-    upstream_command,
-)
+from danube.cli.upstream.root import SCHEMA_TYPE, Shown, content_of, say, upstream_command
 from danube.cli.upstream.routes import Routes
 
 _VERSION = click.IntRange(1, (1 << 32) - 1)
 _WORDS = {"json_schema": "JsonSchema", "avro": "Avro", "protobuf": "Protobuf"}  # as the answer spells them
 _subject = click.argument("subject")
 _file_option = click.option("-f", "--file", type=click.Path(path_type=Path), required=True)
+_output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 _type_option = click.option("-t", "--schema-type", type=SCHEMA_TYPE, required=True)
-
-
-def _output(command: Command) -> Command:
-    return click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")(command)
 
 
 @click.group()

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from danube.cli.terminal.arguments import COMPATIBILITIES, together
 from danube.cli.upstream.admin_line import AdminLine
 from danube.cli.upstream.calls import fields_of, labelled
 from danube.cli.upstream.root import SCHEMA_TYPE, Shown, Wrong, content_of, json_output, upstream_command
 
-_MODE: Final = click.Choice(
-    ["none", "backward", "forward", "full", "backward_transitive", "forward_transitive", "full_transitive"],
-    case_sensitive=False,
-)
 _U32 = click.IntRange(1, (1 << 32) - 1)
 _PLAIN: Final = ("bytes", "string", "number", "int", "int64", "float", "double")
 
 
 _subject = click.argument("subject")
 _schema_type = click.option("--schema-type", type=SCHEMA_TYPE, required=True)
+_definition_options = together(
+    click.option("--file", type=click.Path(path_type=Path)),
+    click.option("--schema", help="The definition itself."),
+)
 
 
 @click.group()
 def schemas() -> None:
     """Subjects of the schema registry."""
-
-
-def _definition_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    file = click.option("--file", type=click.Path(path_type=Path))
-    return file(click.option("--schema", help="The definition itself.")(command))
 
 
 def _definition(schema_type: str, file: Path | None, schema: str | None) -> bytes:
@@ -160,7 +155,7 @@ def get_compatibility(line: AdminLine, subject: str) -> Shown:
 
 @upstream_command(schemas, "set-compatibility")
 @_subject
-@click.option("--mode", type=_MODE, required=True)
+@click.option("--mode", type=COMPATIBILITIES, required=True)
 @json_output
 def set_compatibility(line: AdminLine, subject: str, mode: str) -> Shown:
     """Set a subject's compatibility mode."""

@@ -144,15 +144,18 @@ class Conductor:
         self, kind: str, name: str, milliseconds: float, size: int, error: Exception | None = None
     ) -> None:
         """Take one request into Locust's statistics, unless the run is over."""
-        running = self.running
-        if running is None or running.finished:
-            return
+        if self.running is not None and not self.running.finished:
+            self._fire(kind, name, milliseconds, size, None if error is None else RequestFailed(error))
+
+    def _fire(
+        self, kind: str, name: str, milliseconds: float | None, size: int, error: Exception | None
+    ) -> None:
         self.environment.events.request.fire(
             request_type=kind,
             name=name,
             response_time=milliseconds,
             response_length=size,
-            exception=None if error is None else RequestFailed(error),
+            exception=error,
             context={},
         )
 
@@ -295,14 +298,7 @@ class Conductor:
             found = by_place.get(account.subscription, [])
             failures: list[Exception | None] = [CheckFailed(f"{one.kind}: {one.what}") for one in found]
             for error in failures or [None]:
-                self.environment.events.request.fire(
-                    request_type="check",
-                    name=name,
-                    response_time=None,
-                    response_length=0,
-                    exception=error,
-                    context={},
-                )
+                self._fire("check", name, None, 0, error)
 
     def discard(self) -> None:
         """Take away topic and subscriptions of the last run, and of one that did not begin."""

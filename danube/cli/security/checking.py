@@ -152,13 +152,10 @@ def _other_end(role: str, now: datetime) -> Iterator[Files]:
     pair = certificates.sign(authority, wanted, 1, now)
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        files = Files(place / "certificate", place / "key", place / "authority")
-        contents = (pair.certificate, pair.key, authority.certificate)
-        for path, content in zip(
-            (files.certificate, place / "key", place / "authority"), contents, strict=True
-        ):
-            path.write_bytes(content)
-        yield files
+        contents = {"certificate": pair.certificate, "key": pair.key, "authority": authority.certificate}
+        for name, content in contents.items():
+            (place / name).write_bytes(content)
+        yield Files(*(place / name for name in contents))
 
 
 def _context(files: Files, *, server: bool, trusts: Path | None) -> ssl.SSLContext:

@@ -49,39 +49,34 @@ class MessagePrinter:
                 click.echo(f"❌ The payload is not JSON, as its schema asks: {error}", err=True)
                 return False
         self._total_bytes += len(payload)
+        sizes = f"Size: {len(payload)} bytes, Total received: {self._total_bytes} bytes"
         topic, offset = message.msg_id.topic_name, message.msg_id.topic_offset
         if offset > self._last_by_topic.get(topic, 0):
             self._last_by_topic[topic] = offset
-            self._print_stored(message, text if len(payload) <= _TEXT_BYTES_MAX else "[binary data]")
+            shown = text if len(payload) <= _TEXT_BYTES_MAX else "[binary data]"
+            say(
+                f'Received reliable message: "{shown}"',
+                f"Topic offset: {offset}, {sizes}",
+                f"Producer: {message.producer_name}, Topic: {topic}",
+            )
         else:
-            say(f"Received message: {text}")
-            say(f"Size: {len(payload)} bytes, Total received: {self._total_bytes} bytes")
+            say(f"Received message: {text}", sizes)
         if message.attributes:
             listed = ", ".join(f"{name}={value}" for name, value in sorted(message.attributes.items()))
             say(f"Attributes: {listed}")
         return True
 
-    def _print_stored(self, message: pb.StreamMessage, text: str) -> None:
-        say(f'Received reliable message: "{text}"')
-        say(
-            f"Topic offset: {message.msg_id.topic_offset}, Size: {len(message.payload)} bytes,"
-            f" Total received: {self._total_bytes} bytes"
-        )
-        say(f"Producer: {message.producer_name}, Topic: {message.msg_id.topic_name}")
-
     def _schema_type(self, schema_id: int) -> str:
         """Return the type of a schema, requested once; empty if the broker does not tell."""
-        known = self._type_by_id.get(schema_id)
-        if known is not None:
-            return known
-        found: Any = None
-        try:
-            found = call(self._routes.entry, "SchemaRegistry/GetSchema", schema_id=schema_id)
-        except DanubeError as error:
-            click.echo(f"⚠️ schema {schema_id} cannot be loaded: {error}", err=True)
-        self._type_by_id[schema_id] = "" if found is None else found.schema_type
-        if found is not None:
-            say(f"✅ Loaded schema: {found.subject} (version {found.version}, type {found.schema_type})")
+        if schema_id not in self._type_by_id:
+            self._type_by_id[schema_id] = ""
+            try:
+                found = call(self._routes.entry, "SchemaRegistry/GetSchema", schema_id=schema_id)
+            except DanubeError as error:
+                click.echo(f"⚠️ schema {schema_id} cannot be loaded: {error}", err=True)
+            else:
+                self._type_by_id[schema_id] = found.schema_type
+                say(f"✅ Loaded schema: {found.subject} (version {found.version}, type {found.schema_type})")
         return self._type_by_id[schema_id]
 
 

@@ -97,14 +97,8 @@ def configure_schema(
     line: AdminLine, topic: str, subject: str, validation_policy: str, enable_payload_validation: bool
 ) -> list[str]:
     """Set a topic's schema subject and the treatment of messages that break it."""
-    line.ask(
-        "SchemaRegistry/ConfigureTopicSchema",
-        topic_name=topic,
-        schema_subject=subject,
-        validation_policy=validation_policy.upper(),
-        enable_payload_validation=enable_payload_validation,
-    )
-    validation = _validation(validation_policy, enable_payload_validation)
+    method, payload = "SchemaRegistry/ConfigureTopicSchema", enable_payload_validation
+    validation = _set_validation(line, method, topic, validation_policy, payload, schema_subject=subject)
     return [f"Schema configuration set for topic '{topic}'", f"  Subject: {subject}", *validation]
 
 
@@ -116,13 +110,8 @@ def set_validation_policy(
     line: AdminLine, topic: str, policy: str, enable_payload_validation: bool
 ) -> list[str]:
     """Change the treatment of messages that break the topic's schema."""
-    line.ask(
-        "SchemaRegistry/UpdateTopicValidationPolicy",
-        topic_name=topic,
-        validation_policy=policy.upper(),
-        enable_payload_validation=enable_payload_validation,
-    )
-    validation = _validation(policy, enable_payload_validation)
+    method = "SchemaRegistry/UpdateTopicValidationPolicy"
+    validation = _set_validation(line, method, topic, policy, enable_payload_validation)
     return [f"Validation policy updated for topic '{topic}'", *validation]
 
 
@@ -139,6 +128,14 @@ def get_schema_config(line: AdminLine, topic: str) -> Shown:
     validation = _validation(found.validation_policy, found.enable_payload_validation)
     subject = f"  Schema Subject: {found.schema_subject or 'none'}"
     return Shown(about, [f"Topic: {topic}", subject, *validation, f"  Schema ID: {found.schema_id}"])
+
+
+def _set_validation(
+    line: AdminLine, method: str, topic: str, policy: str, payload: bool, **more: str
+) -> list[str]:
+    asked = {"validation_policy": policy.upper(), "enable_payload_validation": payload}
+    line.ask(method, topic_name=topic, **asked, **more)
+    return _validation(policy, payload)
 
 
 def _validation(policy: str, payload: bool) -> list[str]:

@@ -44,7 +44,8 @@ class _User:
 
     _what = "consumer"
 
-    def __init__(self, plan: Plan, place: Place, name: str) -> None:
+    def __init__(self, plan: Plan, collector: Collector, place: Place, name: str) -> None:
+        self.collector = collector
         self._plan = plan
         self._place = place
         self._name = name
@@ -85,8 +86,7 @@ class GrpcSender(_User):
     _what = "producer"
 
     def __init__(self, plan: Plan, collector: Collector, place: Place, name: str) -> None:
-        super().__init__(plan, place, name)
-        self._collector = collector
+        super().__init__(plan, collector, place, name)
         self._ids: list[int] = []  # of the producer of each partition; empty until they are asked for
         self._place_by_key: dict[str, int] = {}
 
@@ -127,7 +127,7 @@ class GrpcSender(_User):
             except AGAIN:
                 if time.monotonic() > deadline:
                     raise
-                self._collector.count("retries")
+                self.collector.count("retries")
                 self._ids = []
                 time.sleep(PAUSE_S)
 
@@ -208,8 +208,7 @@ class GrpcReceiver(_User):
     def __init__(
         self, plan: Plan, collector: Collector, place: Place, subscription: str, mode: str, name: str
     ) -> None:
-        super().__init__(plan, place, name)
-        self.collector = collector
+        super().__init__(plan, collector, place, name)
         self.inbox = Inbox(QUEUE_RECORDS)
         self._subscription = subscription
         self._mode = mode

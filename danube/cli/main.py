@@ -16,56 +16,37 @@ from danube.cli.terminal.lazy import Entry, LazyGroup
 from danube.cli.terminal.services import Services
 
 COMMANDS = {
-    "start": Entry("danube.cli.broker.start:start", "Start a broker on this host."),
-    "stop": Entry("danube.cli.broker.stop:stop", "Stop the broker of a data directory."),
-    "reload": Entry(
-        "danube.cli.broker.stop:reload_certificates", "Let a broker load its certificates and keys again."
-    ),
-    "status": Entry("danube.cli.broker.stop:status", "Show whether a broker runs, and its state."),
-    "produce": Entry("danube.cli.records.produce:produce", "Send records to a topic."),
-    "consume": Entry("danube.cli.records.consume:consume", "Receive records of a topic."),
-    "topics": Entry("danube.cli.topics.topics:topics", "List, create, describe, update and delete topics."),
+    "start": Entry("broker.start:start", "Start a broker on this host."),
+    "stop": Entry("broker.stop:stop", "Stop the broker of a data directory."),
+    "reload": Entry("broker.stop:reload_certificates", "Let a broker load its certificates and keys again."),
+    "status": Entry("broker.stop:status", "Show whether a broker runs, and its state."),
+    "produce": Entry("records.produce:produce", "Send records to a topic."),
+    "consume": Entry("records.consume:consume", "Receive records of a topic."),
+    "topics": Entry("topics.topics:topics", "List, create, describe, update and delete topics."),
     "subscriptions": Entry(
-        "danube.cli.topics.subscriptions:subscriptions",
-        "List, describe, seek, unblock and delete subscriptions.",
+        "topics.subscriptions:subscriptions", "List, describe, seek, unblock and delete subscriptions."
     ),
-    "namespaces": Entry(
-        "danube.cli.topics.namespaces:namespaces", "Show and change namespaces and their policies."
-    ),
-    "tenants": Entry("danube.cli.topics.namespaces:tenants", "Show and change tenants and their quotas."),
-    "quotas": Entry("danube.cli.topics.namespaces:quotas", "Show how much of their quotas is used."),
-    "cluster": Entry("danube.cli.broker.cluster:cluster", "Show and change the members of a cluster."),
-    "brokers": Entry(
-        "danube.cli.broker.brokers:brokers", "Show, empty and balance the brokers of a cluster."
-    ),
-    "storage": Entry(
-        "danube.cli.stored.storage:storage", "Show tiered storage; restore from an object store."
-    ),
-    "schema": Entry("danube.cli.topics.schema:schema", "Register, compare and look up schemas."),
-    "verify": Entry(
-        "danube.cli.stored.verify:verify", "Check stored data: every segment, manifest and object."
-    ),
-    "inspect": Entry("danube.cli.stored.inspect:inspect", "Describe one stored file or object."),
-    "spark": Entry("danube.cli.stored.spark:spark", "Validate, replay, compact and export stored history."),
-    "bench": Entry("danube.cli.records.bench:bench", "Measure throughput and latency against a broker."),
-    "load": Entry(
-        "danube.cli.records.load:load", "Load-test a broker with Locust and account for every record."
-    ),
-    "audit": Entry("danube.cli.security.audit:audit", "Show, search and verify who asked for what."),
-    "security": Entry(
-        "danube.cli.security.access:security", "Say who may do what; keys, tokens and revocations."
-    ),
-    "doctor": Entry(
-        "danube.cli.security.doctor:doctor", "Check how well a running broker of this host is secured."
-    ),
-    "certs": Entry("danube.cli.security.certs:certs", "Make, show and check certificates."),
-    "context": Entry(
-        "danube.cli.security.context:context", "Keep brokers, and what they are shown, by name."
-    ),
-    "login": Entry("danube.cli.security.context:login", "Store a token for the broker of a context."),
-    "config": Entry("danube.cli.broker.config:config", "Show and check the broker's configuration."),
-    "completion": Entry("danube.cli.completion:completion", "Print the completion script of a shell."),
-    "version": Entry("danube.cli.version:version", "Print the version."),
+    "namespaces": Entry("topics.namespaces:namespaces", "Show and change namespaces and their policies."),
+    "tenants": Entry("topics.namespaces:tenants", "Show and change tenants and their quotas."),
+    "quotas": Entry("topics.namespaces:quotas", "Show how much of their quotas is used."),
+    "cluster": Entry("broker.cluster:cluster", "Show and change the members of a cluster."),
+    "brokers": Entry("broker.brokers:brokers", "Show, empty and balance the brokers of a cluster."),
+    "storage": Entry("stored.storage:storage", "Show tiered storage; restore from an object store."),
+    "schema": Entry("topics.schema:schema", "Register, compare and look up schemas."),
+    "verify": Entry("stored.verify:verify", "Check stored data: every segment, manifest and object."),
+    "inspect": Entry("stored.inspect:inspect", "Describe one stored file or object."),
+    "spark": Entry("stored.spark:spark", "Validate, replay, compact and export stored history."),
+    "bench": Entry("records.bench:bench", "Measure throughput and latency against a broker."),
+    "load": Entry("records.load:load", "Load-test a broker with Locust and account for every record."),
+    "audit": Entry("security.audit:audit", "Show, search and verify who asked for what."),
+    "security": Entry("security.access:security", "Say who may do what; keys, tokens and revocations."),
+    "doctor": Entry("security.doctor:doctor", "Check how well a running broker of this host is secured."),
+    "certs": Entry("security.certs:certs", "Make, show and check certificates."),
+    "context": Entry("security.context:context", "Keep brokers, and what they are shown, by name."),
+    "login": Entry("security.context:login", "Store a token for the broker of a context."),
+    "config": Entry("broker.config:config", "Show and check the broker's configuration."),
+    "completion": Entry("completion:completion", "Print the completion script of a shell."),
+    "version": Entry("version:version", "Print the version."),
 }
 _WITHOUT_CONTEXT = ("start", "stop", "context", "login", "completion", "version")
 ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "brokers", "schemas": "schema"}

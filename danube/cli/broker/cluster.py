@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 15.0
 COLUMNS = ("node_id", "address", "role", "reached")
 COMMANDS = {
-    "adopt": Entry("danube.cli.broker.adopt:adopt", "Make a broker of one host the first member."),
-    "recover": Entry("danube.cli.broker.recover:recover", "Recover after the loss of most journals."),
+    "adopt": Entry("broker.adopt:adopt", "Make a broker of one host the first member."),
+    "recover": Entry("broker.recover:recover", "Recover after the loss of most journals."),
     "install-engine": Entry(
-        "danube.cli.broker.engine:install_engine", "Install raftos, which a cluster over Raft needs."
+        "broker.engine:install_engine", "Install raftos, which a cluster over Raft needs."
     ),
 }
 

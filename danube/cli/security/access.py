@@ -32,7 +32,7 @@ _file = click.option(
 
 
 COMMANDS = {
-    "init": Entry("danube.cli.broker.secured:init", "Make keys, certificates and the first token."),
+    "init": Entry("broker.secured:init", "Make keys, certificates and the first token."),
 }
 
 

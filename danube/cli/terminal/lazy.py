@@ -10,10 +10,14 @@ import click
 
 
 class Entry(NamedTuple):
-    """Location of a command (``module:name``) and its line in the help."""
+    """Location of a command (``module:name``, below danube.cli) and its line in the help."""
 
-    target: str
+    place: str
     help: str
+
+    @property
+    def target(self) -> str:
+        return f"danube.cli.{self.place}"
 
 
 class LazyGroup(click.Group):

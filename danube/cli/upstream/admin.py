@@ -14,13 +14,13 @@ from danube.cli.upstream.root import HELP, Outside, UpstreamRoot
 from danube.errors import NotSupported
 
 COMMANDS = {
-    "serve": Entry("danube.cli.upstream.admin:serve", "Serve the web interface (not in this release)."),
-    "cluster": Entry("danube.cli.upstream.brokers:cluster", "Members of the cluster."),
-    "brokers": Entry("danube.cli.upstream.brokers:brokers", "List brokers, unload and activate them."),
-    "namespaces": Entry("danube.cli.upstream.namespaces:namespaces", "List, create and delete namespaces."),
-    "topics": Entry("danube.cli.upstream.topics:topics", "Topics, subscriptions and their policies."),
-    "schemas": Entry("danube.cli.upstream.schemas:schemas", "Subjects of the schema registry."),
-    "security": Entry("danube.cli.upstream.security:security", "Roles, bindings and tokens."),
+    "serve": Entry("upstream.admin:serve", "Serve the web interface (not in this release)."),
+    "cluster": Entry("upstream.brokers:cluster", "Members of the cluster."),
+    "brokers": Entry("upstream.brokers:brokers", "List brokers, unload and activate them."),
+    "namespaces": Entry("upstream.namespaces:namespaces", "List, create and delete namespaces."),
+    "topics": Entry("upstream.topics:topics", "Topics, subscriptions and their policies."),
+    "schemas": Entry("upstream.schemas:schemas", "Subjects of the schema registry."),
+    "security": Entry("upstream.security:security", "Roles, bindings and tokens."),
 }
 ALIASES = {"server": "serve"}
 

@@ -8,9 +8,9 @@ from danube.cli.terminal.lazy import Entry
 from danube.cli.upstream.root import HELP, Outside, UpstreamRoot
 
 COMMANDS = {
-    "produce": Entry("danube.cli.upstream.produce:produce", "Send messages to a topic."),
-    "consume": Entry("danube.cli.upstream.consume:consume", "Receive messages of a topic."),
-    "schema": Entry("danube.cli.upstream.schema:schema", "Subjects of the schema registry."),
+    "produce": Entry("upstream.produce:produce", "Send messages to a topic."),
+    "consume": Entry("upstream.consume:consume", "Receive messages of a topic."),
+    "schema": Entry("upstream.schema:schema", "Subjects of the schema registry."),
 }
 
 

@@ -1,14 +1,12 @@
-"""One process of a benchmark (``python -m`` with this module); see bench_run for what it says."""
+"""One process of a benchmark (``python -m`` with this module); see bench_run for the lines it speaks."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
-from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
@@ -24,21 +22,23 @@ LOOK_INTERVAL_S = 0.25
 LOSSY_IDLE_S = 2.0  # a non-reliable topic may have dropped the rest
 _SENT_AT = struct.Struct("<Q")
 
-Go = Callable[[], Awaitable[None]]  # says that this process is ready, and waits until all others are
+
+def say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
-async def _wait_for_go(line: Connection) -> None:
-    line.send(None)
-    try:
-        await asyncio.to_thread(line.recv)
-    except EOFError:
-        raise SystemExit(1) from None  # the parent is gone
+async def wait_for_go() -> None:
+    say({"ready": True})
+    line = await asyncio.to_thread(sys.stdin.readline)
+    if line.strip() != "go":
+        raise SystemExit(1)  # the parent is gone
 
 
-async def run_part(part: Part, go: Go) -> dict[str, Any]:
+async def run_part(part: Part) -> dict[str, Any]:
     roles = {"publish": publish, "consume": consume, "latency": latency}
     async with danube.connect(part.address) as client:
-        return await roles[part.role](client, part, go)
+        return await roles[part.role](client, part)
 
 
 def _producer(client: Any, part: Part) -> Any:
@@ -51,11 +51,11 @@ def _producer(client: Any, part: Part) -> Any:
     )
 
 
-async def publish(client: Any, part: Part, go: Go) -> dict[str, Any]:
+async def publish(client: Any, part: Part) -> dict[str, Any]:
     """Send the records; the end is the last acknowledgement."""
     async with _producer(client, part) as producer:
         payloads = [bytes(part.size)] * min(part.batch, part.count)
-        await go()
+        await wait_for_go()
         began_ns = monotonic_ns()
         if part.batch == 1:
             await _publish_singly(producer, payloads[0], part)
@@ -116,11 +116,11 @@ class Tally:
         return self.received >= self.wanted
 
 
-async def consume(client: Any, part: Part, go: Go) -> dict[str, Any]:
+async def consume(client: Any, part: Part) -> dict[str, Any]:
     """Receive and acknowledge ``count`` records, or until nothing comes any more."""
     name = f"bench-consumer-{part.index}"
     async with client.consumer(part.topic, subscription=name, name=name, start="earliest") as consumer:
-        await go()
+        await wait_for_go()
         tally = Tally(part.count)
         began_ns = tally.last_ns
         receive = _receive_messages if part.batch == 1 else _receive_batches
@@ -151,7 +151,7 @@ async def _receive_messages(consumer: Any, tally: Tally) -> None:
             return
 
 
-async def latency(client: Any, part: Part, go: Go) -> dict[str, Any]:
+async def latency(client: Any, part: Part) -> dict[str, Any]:
     """Time from a send to its acknowledgement and to the consumer, which has a connection of its own."""
     acknowledged: list[int] = []
     received: list[int] = []
@@ -160,7 +160,7 @@ async def latency(client: Any, part: Part, go: Go) -> dict[str, Any]:
         options: dict[str, Any] = {"subscription": "bench-latency", "start": "latest"}
         async with second.consumer(part.topic, **options) as consumer:
             reader = asyncio.create_task(_note_arrivals(consumer, received, count))
-            await go()
+            await wait_for_go()
             late_ns = await _send_on_schedule(producer, part, acknowledged)
             missing = await _wait_for(reader, count, received)
     return {
@@ -219,16 +219,14 @@ def percentiles(values_ns: list[int]) -> dict[str, float]:
 
 
 def child() -> None:
-    """Receive the part, run it, answer with the result or with the error."""
-    with Connection(int(sys.argv[1])) as line:
-        part = line.recv()
-        danube.load_kernels()  # as a program that sends millions would
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                line.send(runner.run(run_part(part, partial(_wait_for_go, line))))
-        except DanubeError as error:
-            error.facts.clear()  # not all of them go through a pipe
-            line.send(error)
+    """Read the part, run it, answer with the result or with the error."""
+    part = Part(**json.loads(sys.stdin.readline()))
+    danube.load_kernels()  # as a program that sends millions would
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            say(runner.run(run_part(part)))
+    except DanubeError as error:
+        say({"error": {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}})
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 """Runs a benchmark: makes the topic, starts one process per producer and consumer, adds up.
 
-A child gets its part over a pipe, connects, answers None, waits for None and answers with its measurement, or
-at any time with an error.  Times are CLOCK_MONOTONIC, which all processes of a host share.
+A child gets its part as one JSON line, connects, answers ``{"ready": true}``, waits for ``go`` and
+answers with one JSON line.  Times are CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import Pipe
 from typing import Any
 
 from danube.cli.terminal.output import note
 from danube.cli.terminal.own_process import own_command, own_environment
 from danube.cli.terminal.services import Services
-from danube.errors import DanubeError, Unavailable
+from danube.errors import DanubeError, Unavailable, error_for_code
 from danube.limits import RECORD_BYTES_DEFAULT
 
 ENDING_TIMEOUT_S = 5.0
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Plan):
-    """What one process does of it; ``count`` and ``rate`` are its own."""
+    """The share of one process; ``count`` and ``rate`` are its own."""
 
     role: str  # publish, consume, latency
     index: int
@@ -54,44 +54,52 @@ class Child:
     """One process of the benchmark."""
 
     def __init__(self, part: Part) -> None:
-        self._line, theirs = Pipe()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this program, with no words of a user
-                own_command("danube.cli.records.bench_child", str(theirs.fileno())),
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=own_environment(os.environ),
-            )
-        self._tell(part)
+        self._process = subprocess.Popen(  # noqa: S603 - this program, with no words of a user
+            own_command("danube.cli.records.bench_child"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=own_environment(os.environ),
+        )
+        self._tell(json.dumps(asdict(part)))
 
-    def _tell(self, what: Part | None) -> None:
-        try:
-            self._line.send(what)
-        except BrokenPipeError:
-            pass  # it ended; answer() receives its last word
+    def _tell(self, line: str) -> None:
+        stdin = self._process.stdin
+        if stdin is not None:
+            try:
+                stdin.write(line.encode() + b"\n")
+                stdin.flush()
+            except BrokenPipeError:
+                pass  # it ended; answer() reads its last line
 
     def go(self) -> None:
-        self._tell(None)
+        self._tell("go")
 
-    def answer(self) -> Any:
-        """Return the next thing it says; its error is raised here."""
-        try:
-            found = self._line.recv()
-        except (EOFError, ConnectionResetError):
+    def answer(self) -> dict[str, Any]:
+        """The next line it says; its error raised here."""
+        line = self._process.stdout.readline() if self._process.stdout is not None else b""
+        if not line:
             code = self._process.wait()
-            raise Unavailable(f"a process of the benchmark ended with exit code {code}") from None
-        if isinstance(found, DanubeError):
-            raise found
+            raise Unavailable(f"a process of the benchmark ended with exit code {code}")
+        found: dict[str, Any] = json.loads(line)
+        error = found.get("error")
+        if error is not None:
+            raise error_for_code(error["code"], error["what"], error["why"], error["hint"])
         return found
 
     def end(self) -> None:
         """Leave no process behind, whatever happened."""
-        self._line.close()
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass
         try:
             self._process.wait(ENDING_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def measure(services: Services, plan: Plan) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Admin:
 @pytest.mark.parametrize("left_from", [[4], [2, 4]])
 def test_a_read_to_the_end_leaves_when_nothing_is_left_for_it(left_from: list[int]) -> None:
     wish: Any = Wish(
-        service_addr=None, topic="t", consumer="c", subscription="s", temporary=False, mode="shared", start=None,
-        filters=(), count=None, until_end=True, timeout_ms=None, acknowledge=False,
+        service_addr=None, topic="t", consumer="c", subscription="s", temporary=False, mode="shared",
+        start=None, filters=(), count=None, until_end=True, timeout_ms=None, acknowledge=False,
     )  # fmt: skip
 
     class Printer:

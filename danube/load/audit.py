@@ -6,6 +6,7 @@ or not.  Order is checked if the mode promises it, by the first deliveries of ea
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -62,17 +63,17 @@ class Auditor:
         self.run = run
         self.reliable = reliable
         self.own_topic = own_topic
-        self.counts: dict[str, int] = {}
+        self.counts: Counter[str] = Counter()
         self.behind_max_ns = 0
         self.expected: set[str] = set()  # processes that take part, also before their first report
         self.gone: set[str] = set()  # processes that went away before the end
         self._subscriptions = dict(subscriptions)
-        self._acked: dict[str, NumberSet] = {}
-        self._unknown: dict[str, NumberSet] = {}
-        self._seen: dict[tuple[str, str], NumberSet] = {}
-        self._duplicates: dict[str, int] = {}
+        self._acked: dict[str, NumberSet] = defaultdict(NumberSet)
+        self._unknown: dict[str, NumberSet] = defaultdict(NumberSet)
+        self._seen: dict[tuple[str, str], NumberSet] = defaultdict(NumberSet)
+        self._duplicates: Counter[str] = Counter()
         self._suspects: dict[tuple[str, str, int], None] = {}
-        self._strays: dict[str, dict[str, int]] = {}
+        self._strays: Counter[tuple[str, str]] = Counter()  # by subscription and word
         self._last: dict[str, dict[str, Any]] = {}  # the newest report of each process
         self._reports_missing = 0
         self._not_told = 0
@@ -94,17 +95,14 @@ class Auditor:
         _add_ranges(self._unknown, report["unknown"])
         for subscription, producer, ranges, again, late in report["arrived"]:
             self._arrived(subscription, producer, ranges, again, late)
-        for what, number in report["counts"].items():
-            self.counts[what] = self.counts.get(what, 0) + number
+        self.counts.update(report["counts"])
         for subscription, strays in report["strays"].items():
-            found = self._strays.setdefault(subscription, {})
-            for what, number in strays.items():
-                found[what] = found.get(what, 0) + number
+            self._strays.update({(subscription, what): number for what, number in strays.items()})
 
     def _arrived(
         self, subscription: str, producer: str, ranges: list[list[int]], again: int, late: list[int]
     ) -> None:
-        seen = self._seen.setdefault((subscription, producer), NumberSet())
+        seen = self._seen[subscription, producer]
         suspects = [
             number for number in late if number not in seen
         ]  # numbers that were there before are duplicates
@@ -118,7 +116,7 @@ class Auditor:
                 self._suspects[subscription, producer, number] = None
             else:
                 self._not_told += 1
-        self._duplicates[subscription] = self._duplicates.get(subscription, 0) + again
+        self._duplicates[subscription] += again
 
     def _acquit(self, subscription: str, producer: str, start: int, end: int) -> None:
         """Clear records of lateness that arrived in time at another process, whose report came later."""
@@ -182,7 +180,6 @@ class Auditor:
         seen = [one for (name, _), one in self._seen.items() if name == subscription]
         missing = sum(end - start for _, (start, end) in self.missing(subscription))
         missing += sum(one.given_up for one in seen)
-        strays = self._strays.get(subscription, {})
         return Account(
             subscription,
             protocol,
@@ -191,11 +188,11 @@ class Auditor:
             received=sum(one.count for one in seen),
             lost=missing if self.reliable else 0,
             dropped=0 if self.reliable else missing,
-            duplicates=self._duplicates.get(subscription, 0),
+            duplicates=self._duplicates[subscription],
             reordered=sum(1 for place in self._suspects if place[0] == subscription),
             unexpected=sum(end - start for _, (start, end) in self._unexpected(subscription)),
-            damaged=strays.get("damaged", 0),
-            foreign=strays.get("foreign", 0),
+            damaged=self._strays[subscription, "damaged"],
+            foreign=self._strays[subscription, "foreign"],
         )
 
     def _unexpected(self, subscription: str) -> Iterator[tuple[str, Range]]:
@@ -258,9 +255,8 @@ class Auditor:
 
 def _add_ranges(sets: dict[str, NumberSet], ranges: Mapping[str, list[list[int]]]) -> None:
     for producer, found in ranges.items():
-        numbers = sets.setdefault(producer, NumberSet())
         for start, end in found:
-            numbers.add(start, end)
+            sets[producer].add(start, end)
 
 
 def _examples(places: Iterator[tuple[str, Range]]) -> list[str]:

@@ -7,6 +7,8 @@ follow each other.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from functools import partial
 from typing import Any, Final
 
 from danube.load.number_set import NumberSet
@@ -59,15 +61,19 @@ class Collector:
         self.halted = False  # no producer begins another record
         self.unanswered = 0  # records that were begun and have no outcome
         self.senders: set[int] = set()  # producers that may begin another record
-        self.readers: dict[str, int] = {}  # open consumers of each subscription
+        self.readers: Counter[str] = Counter()  # open consumers of each subscription
         self.begun = 0
         self._reports = 0
-        self._acked: dict[int, NumberSet] = {}
-        self._unknown: dict[int, NumberSet] = {}
-        self._arrived: dict[tuple[str, int], Arrivals] = {}
-        self._seen: dict[tuple[str, int], NumberSet] = {}
-        self._strays: dict[str, dict[str, int]] = {}
-        self._counts: dict[str, int] = {}
+        self._seen: dict[tuple[str, int], NumberSet] = defaultdict(partial(NumberSet, SEEN_RANGES_MAX))
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Begin the account that the next report tells."""
+        self._acked: dict[int, NumberSet] = defaultdict(NumberSet)
+        self._unknown: dict[int, NumberSet] = defaultdict(NumberSet)
+        self._arrived: dict[tuple[str, int], Arrivals] = defaultdict(Arrivals)
+        self._strays: dict[str, Counter[str]] = defaultdict(Counter)
+        self._counts: Counter[str] = Counter()
         self._late_more = 0
         self._behind_max_ns = 0
 
@@ -88,19 +94,16 @@ class Collector:
 
     def _settle(self, numbers: dict[int, NumberSet], producer: int, number: int) -> None:
         self.unanswered -= 1
-        found = numbers.get(producer)
-        if found is None:
-            found = numbers[producer] = NumberSet()
-        found.add(number, number + 1)
+        numbers[producer].add(number, number + 1)
 
     def count(self, what: str, number: int = 1) -> None:
         """``reconnects`` or ``retries``."""
-        self._counts[what] = self._counts.get(what, 0) + number
+        self._counts[what] += number
 
     # -- consumers ------------------------------------------------------------------------------
 
     def opened(self, subscription: str) -> None:
-        self.readers[subscription] = self.readers.get(subscription, 0) + 1
+        self.readers[subscription] += 1
 
     def closed(self, subscription: str) -> None:
         self.readers[subscription] -= 1
@@ -108,10 +111,7 @@ class Collector:
     def arrived(self, reader: Reader, stamp: Stamp, partition: int, redelivered: bool) -> bool:
         """A record was handed out; whether it is new to this process, as far as that is remembered."""
         place = (reader.subscription, stamp.producer)
-        found = self._arrived.get(place)
-        if found is None:
-            found = self._arrived[place] = Arrivals()
-            self._seen.setdefault(place, NumberSet(SEEN_RANGES_MAX))
+        found = self._arrived[place]
         ordered = reader.in_order(stamp, partition)
         if not found.numbers.add(stamp.number, stamp.number + 1):
             found.again += 1
@@ -124,8 +124,7 @@ class Collector:
 
     def stray(self, subscription: str, what: str) -> None:
         """A payload that is ``foreign``, or ``damaged``."""
-        found = self._strays.setdefault(subscription, {})
-        found[what] = found.get(what, 0) + 1
+        self._strays[subscription][what] += 1
 
     # -- the report -----------------------------------------------------------------------------
 
@@ -150,15 +149,13 @@ class Collector:
                 [subscription, producer_name(producer), _ranges(one.numbers), one.again, one.late]
                 for (subscription, producer), one in self._arrived.items()
             ],
-            "strays": self._strays,
-            "counts": self._counts,
+            "strays": {name: dict(found) for name, found in self._strays.items()},
+            "counts": dict(self._counts),
             "behind_max_ns": self._behind_max_ns,
             "not_told": self._late_more + sum(one.given_up for one in sets),
         }
         self._reports += 1
-        self._acked, self._unknown, self._arrived = {}, {}, {}
-        self._strays, self._counts = {}, {}
-        self._late_more = self._behind_max_ns = 0
+        self._begin_anew()
         return report
 
 

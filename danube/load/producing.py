@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import random
 import secrets
 import threading
@@ -43,7 +42,7 @@ class Sizes:
         self._random = random.Random(seed)  # noqa: S311 - sizes are no secret
 
     def next(self) -> int:
-        return self._sizes[bisect.bisect_right(self._bounds, self._random.random() * self._bounds[-1])]
+        return self._random.choices(self._sizes, cum_weights=self._bounds)[0]
 
 
 class Producing:
@@ -83,9 +82,8 @@ class Producing:
         self.producer = secrets.randbits(64)
         self.sent = 0
         self._sizes = Sizes(self._plan.sizes, self.producer)
-        phase = random.Random(self.producer).random()  # noqa: S311 - so that producers do not send at once
         self._clock: OpenLoop | None = None
-        self._phase = phase
+        self._phase = random.Random(self.producer).random()  # noqa: S311 - so that not all send at once
 
     # -- what Locust calls ----------------------------------------------------------------------
 
@@ -174,15 +172,8 @@ class Producing:
         if pool is None:
             self._settle(answer, self.producer, number, size, due_ns)
         else:
-            pool.submit(self._settle_and_release, answer, self.producer, number, size, due_ns)
-
-    def _settle_and_release(
-        self, answer: Callable[[], str], producer: int, number: int, size: int, due_ns: int
-    ) -> None:
-        try:
-            self._settle(answer, producer, number, size, due_ns)
-        finally:
-            self._room.release()
+            under_way = pool.submit(self._settle, answer, self.producer, number, size, due_ns)
+            under_way.add_done_callback(lambda _: self._room.release())
 
     def _settle(self, answer: Callable[[], str], producer: int, number: int, size: int, due_ns: int) -> None:
         """Wait for the answer; its latency counts from when the record was due."""

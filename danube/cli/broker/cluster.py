@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from danube.cli.broker.here import Here, config_file_option, data_dir_option, pass_here
+from danube.cli.broker.here import Answered, Here, config_file_option, data_dir_option, pass_here
 from danube.cli.terminal.arguments import together
 from danube.cli.terminal.lazy import Entry, LazyGroup
 from danube.cli.terminal.output import note, output_option, plain, show
@@ -15,7 +15,7 @@ from danube.errors import InvalidArgument, NotSupported, WrongState
 
 if TYPE_CHECKING:
     from danube.cli.broker.running import RunningBroker
-    from danube.cluster.control.calls import Answer, ClusterStatus, Request
+    from danube.cluster.control.calls import ClusterStatus, Request
 
 TIMEOUT_S = 15.0
 COLUMNS = ("node_id", "address", "role", "reached")
@@ -56,9 +56,7 @@ def status(here: Here) -> None:
     from danube.cluster.control.calls import ClusterStatus, Status
     from danube.errors import Unavailable
 
-    found = _ask(here.running, Status(), 5.0) if here.running.controller else here.ask(_alone)
-    if not isinstance(found, ClusterStatus):
-        raise NotSupported("the controller answered something else")
+    found = _ask(here.running, Status(), ClusterStatus, 5.0) if here.running.controller else here.ask(_alone)
     if here.output == "json":
         show(plain(found), here.output)
     else:
@@ -138,15 +136,16 @@ def _change(here: Here, what: str, node_id: str, address: str = "") -> dict[str,
             why="it was started without --seed-nodes and --join",
             hint="see docs/cluster.md: from one host to a cluster",
         )
-    changed = _ask(here.running, change, TIMEOUT_S)
-    if not isinstance(changed, Changed):
-        raise NotSupported("the controller answered something else")
+    changed = _ask(here.running, change, Changed, TIMEOUT_S)
     members = changed.members
     return {"voters": sorted(members.voters), "learners": sorted(members.learners)}
 
 
-def _ask(running: RunningBroker, request: Request, timeout_s: float) -> Answer:
+def _ask(running: RunningBroker, request: Request, kind: type[Answered], timeout_s: float) -> Answered:
     from danube.cluster.control.door import ControllerClient
 
     with closing(ControllerClient("\0" + running.controller)) as client:
-        return client.ask(request, timeout_s)
+        answer = client.ask(request, timeout_s)
+    if not isinstance(answer, kind):
+        raise NotSupported("the controller answered something else")
+    return answer

@@ -54,7 +54,7 @@ def start_detached(loaded: Loaded) -> Started:
             start_new_session=True,
             env=_environment(config, file),
         )
-    return _wait_ready(config, process, output, before)
+    return _wait_ready(config, process, Spoken(output, before))
 
 
 def _append_to(output: Path) -> BinaryIO:
@@ -95,12 +95,9 @@ def _environment(config: BrokerConfig, file: Path | None = None) -> dict[str, st
     return kept | {environment_name(key): text for key, text in given.items()}
 
 
-def _wait_ready(
-    config: BrokerConfig, process: subprocess.Popen[bytes], output: Path, output_start: int
-) -> Started:
+def _wait_ready(config: BrokerConfig, process: subprocess.Popen[bytes], spoken: Spoken) -> Started:
     from danube.config.loading import Started
 
-    spoken = _Spoken(output, output_start)
     worked_s = 0.0
     end = time.monotonic() + START_MAX_S
     give_up = time.monotonic() + SILENCE_MAX_S
@@ -121,15 +118,15 @@ def _wait_ready(
         if process.poll() is not None:
             raise Unavailable(
                 f"the broker ended with exit code {process.returncode} before it served",
-                why=_last_lines(output, output_start),
-                hint=f"all it said is in {output}",
+                why=spoken.last_lines(),
+                hint=f"all it said is in {spoken.path}",
             )
         time.sleep(LOOK_INTERVAL_S)
     process.terminate()
     raise OperationTimeout(
         f"the broker did nothing for {SILENCE_MAX_S:.0f} s, does not serve and was told to stop",
-        why=_last_lines(output, output_start),
-        hint=f"all it said is in {output}",
+        why=spoken.last_lines(),
+        hint=f"all it said is in {spoken.path}",
     )
 
 
@@ -143,12 +140,12 @@ def _processor_time_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class _Spoken:
+class Spoken:
     """Follows the broker's output in ``danube.out``."""
 
     def __init__(self, output: Path, start: int) -> None:
-        self._output = output
-        self._position = start
+        self.path = output
+        self._start = self._position = start
 
     def pass_on(self) -> bool:
         """Show new lines about the progress of the start; return whether the broker wrote anything.
@@ -156,7 +153,7 @@ class _Spoken:
         Log lines stay in the file, and so does the banner: the caller shows one of its own.
         """
         try:
-            with self._output.open("rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(self._position)
                 text = file.read(_READ_BYTES)
         except OSError:
@@ -170,13 +167,12 @@ class _Spoken:
                 note(one.decode("utf-8", "backslashreplace"))
         return bool(whole)
 
-
-def _last_lines(output: Path, start: int) -> str:
-    """Return the last lines of the child, joined to one."""
-    try:
-        with output.open("rb") as file:
-            file.seek(start)
-            lines = file.read(64 * 1024).decode("utf-8", "backslashreplace").splitlines()
-    except OSError as error:
-        return str(error)
-    return "; ".join(one.strip() for one in lines[-_OUTPUT_LINES_SHOWN:]) or "it said nothing"
+    def last_lines(self) -> str:
+        """Return the last lines of the child, joined to one."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._start)
+                lines = file.read(_READ_BYTES).decode("utf-8", "backslashreplace").splitlines()
+        except OSError as error:
+            return str(error)
+        return "; ".join(one.strip() for one in lines[-_OUTPUT_LINES_SHOWN:]) or "it said nothing"

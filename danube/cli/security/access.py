@@ -51,17 +51,17 @@ def security() -> None:
     """
 
 
-def _shown_times(row: dict[str, Any]) -> dict[str, Any]:
-    """The row for people: instants for microseconds, nothing for never."""
-    return {
-        name: (instant(value) if value else "") if name.endswith("_us") else value
-        for name, value in row.items()
-    }
+def _told(broker: Broker, found: Any) -> dict[str, Any]:
+    """The object; for people with instants for microseconds, and nothing for never."""
+    row: dict[str, Any] = plain(found)
+    if broker.output == "json":
+        return row
+    times = {name: instant(value) if value else "" for name, value in row.items() if name.endswith("_us")}
+    return row | times
 
 
 def _rows(broker: Broker, found: list[Any]) -> list[dict[str, Any]]:
-    rows = [plain(one) for one in found]
-    return rows if broker.output == "json" else [_shown_times(row) for row in rows]
+    return [_told(broker, one) for one in found]
 
 
 def place_of(resource: str) -> tuple[str, str]:
@@ -167,7 +167,7 @@ def create_key(
 ) -> Any:
     """Make a key and show it, this once.  Without --ttl it is good until it is deleted."""
     made = broker.admin.create_api_key(principal, ttl_s=_seconds(ttl), name=name, description=description)
-    return _given_out(broker, plain(made), "key", path)
+    return _given_out(broker, _told(broker, made), "key", path)
 
 
 @broker_command(keys, "delete", "Delete a key.", _name)
@@ -192,7 +192,7 @@ def issue(broker: Broker, principal: str, ttl: int | None, path: Path | None) ->
     It is good for 24 hours for a user, 90 days for a service account, unless --ttl says otherwise.
     """
     made = broker.admin.issue_token(principal, ttl_s=_seconds(ttl))
-    return _given_out(broker, plain(made), "token", path)
+    return _given_out(broker, _told(broker, made), "token", path)
 
 
 def _seconds(ttl_ms: int | None) -> int | None:
@@ -205,13 +205,11 @@ def _given_out(broker: Broker, made: dict[str, Any], secret: str, path: Path | N
     """Show a secret or write it to a file; for people it stands alone on standard output."""
     if path is not None:
         put_file(path, f"{made.pop(secret)}\n".encode())
-        return {**(made if broker.output == "json" else _shown_times(made)), "file": str(path)}
+        return {**made, "file": str(path)}
     if broker.output == "json":
         return made
     line(made[secret])
-    note(
-        ", ".join(f"{name} {value}" for name, value in _shown_times(made).items() if name != secret and value)
-    )
+    note(", ".join(f"{name} {value}" for name, value in made.items() if name != secret and value))
     return None
 
 
@@ -229,8 +227,7 @@ def revoke(broker: Broker, kind: str, value: str, reason: str, ttl: int | None) 
     danube security revoke principal user:ann    all that it has now; newer ones are good
     danube security revoke signing_key KID       all tokens of a key
     """
-    done = plain(broker.admin.revoke(kind, value, ttl_s=_seconds(ttl), reason=reason))
-    return done if broker.output == "json" else _shown_times(done)
+    return _told(broker, broker.admin.revoke(kind, value, ttl_s=_seconds(ttl), reason=reason))
 
 
 @security.group(cls=LazyGroup)

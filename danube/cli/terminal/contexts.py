@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from danube.cli.terminal.private_file import put_file
 from danube.errors import ConfigInvalid, InvalidArgument, NotFound
@@ -33,12 +34,11 @@ _NAME_CHARACTERS_MAX: Final = 64
 _in_use: dict[str, str] = {}  # by variable: what a context has set in this process
 
 
-@dataclass(slots=True)
-class Contexts:
+class Contexts(msgspec.Struct):
     """The content of the file; ``current`` is "" where none is chosen."""
 
-    current: str = ""
-    by_name: dict[str, dict[str, str]] = field(default_factory=dict)
+    current: str
+    by_name: dict[str, dict[str, str]] = msgspec.field(name="contexts")
 
     def get(self, name: str) -> dict[str, str]:
         """Return the fields of a context; NotFound with a near name."""
@@ -80,18 +80,15 @@ def read(environ: Mapping[str, str]) -> Contexts:
     path = file_of(environ)
     try:
         with path.open("rb") as file:
-            content: Any = json.loads(file.read(_BYTES_MAX))
-        current, by_name = content["current"], content["contexts"]
-        texts = [current, *(value for one in by_name.values() for value in one.values())]
-        names = {name for one in by_name.values() for name in one}
-        if not all(isinstance(text, str) for text in texts) or not names <= VARIABLES.keys():
+            found = msgspec.json.decode(file.read(_BYTES_MAX), type=Contexts)
+        if any(name not in VARIABLES for one in found.by_name.values() for name in one):
             raise ValueError("it has fields that this version does not know")
-        return Contexts(current, by_name)
+        return found
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return Contexts()
+        return Contexts("", {})
     except OSError as error:
         raise ConfigInvalid(f"{path} cannot be read", why=error.strerror or str(error)) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigInvalid(f"{path} is no file of contexts", why=str(error), hint="remove it") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -37,19 +37,18 @@ def read_endpoint(address: str) -> Endpoint:
 
 def admin_endpoint(address: str, environ: Mapping[str, str]) -> Endpoint:
     """Return the admin endpoint with TLS and token from the environment."""
-    plain = read_endpoint(address)
     token = environ.get("DANUBE_ADMIN_TOKEN") or environ.get("DANUBE_ADMIN_API_KEY", "")
+    plain = replace(read_endpoint(address), token=token)
     wanted = environ.get("DANUBE_ADMIN_TLS", "").strip().lower() in ("1", "true", "yes", "on")
     if not (plain.tls or wanted):
-        return Endpoint(plain.target, token=token)
-    return Endpoint(
-        plain.target,
+        return plain
+    return replace(
+        plain,
         tls=True,
         domain=environ.get("DANUBE_ADMIN_DOMAIN", "localhost"),
         authority_certificate=_file(environ, "DANUBE_ADMIN_CA"),
         certificate=_file(environ, "DANUBE_ADMIN_CERT"),
         private_key=_file(environ, "DANUBE_ADMIN_KEY"),
-        token=token,
     )
 
 

@@ -350,7 +350,7 @@ def test_a_detached_start_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytes
     config = BrokerConfig(data_dir=tmp_path)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(OperationTimeout, match="was told to stop"):
-        detached._wait_ready(config, process, tmp_path / "danube.out", 0)
+        detached._wait_ready(config, process, detached.Spoken(tmp_path / "danube.out", 0))
     assert process.wait(5) == -signal.SIGTERM
 
 
@@ -369,13 +369,12 @@ def test_a_detached_start_that_works_in_silence_is_waited_for(
     monkeypatch.setattr(detached, "WORK_MIN_S", 0.02)  # so little even on a busy machine
     config = BrokerConfig(data_dir=tmp_path)
     with pytest.raises(Unavailable, match="exit code 3"):
-        detached._wait_ready(
-            config, subprocess.Popen([sys.executable, "-c", BUSY]), tmp_path / "danube.out", 0
-        )
+        process = subprocess.Popen([sys.executable, "-c", BUSY])
+        detached._wait_ready(config, process, detached.Spoken(tmp_path / "danube.out", 0))
     monkeypatch.setattr(detached, "START_MAX_S", 0.2)
     process = subprocess.Popen([sys.executable, "-c", BUSY])
     with pytest.raises(OperationTimeout, match="was told to stop"):
-        detached._wait_ready(config, process, tmp_path / "danube.out", 0)
+        detached._wait_ready(config, process, detached.Spoken(tmp_path / "danube.out", 0))
     assert process.wait(5) == -signal.SIGTERM
 
 
@@ -403,7 +402,7 @@ def test_a_slow_detached_start_tells_its_progress_and_is_waited_for(
     with output.open("ab") as sink:
         process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=sink)
     with pytest.raises(Unavailable, match="exit code 3"):
-        detached._wait_ready(config, process, output, before)
+        detached._wait_ready(config, process, detached.Spoken(output, before))
     assert capsys.readouterr().err.splitlines() == [f"compiled kernel {number}" for number in range(12)]
 
 

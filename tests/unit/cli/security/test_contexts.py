@@ -208,7 +208,7 @@ def test_files_that_cannot_be_read_or_written_are_errors(danube: Line, tmp_path:
     with pytest.raises(ConfigInvalid, match="cannot be read"):
         contexts.read(danube.environ)
     with pytest.raises(StorageFailed, match="cannot be written"):
-        contexts.write(danube.environ, contexts.Contexts())
+        contexts.write(danube.environ, contexts.Contexts("", {}))
     (tmp_path / "file").touch()
     assert contexts.read({"XDG_CONFIG_HOME": str(tmp_path / "file")}).by_name == {}
 

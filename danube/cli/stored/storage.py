@@ -60,9 +60,7 @@ def status(broker: Broker, topic: str | None) -> Any:
 @data_dir_option("Target directory, empty or missing.")
 @click.option("--s3-endpoint", metavar="URL", help="For example http://127.0.0.1:9000.")
 @click.option(
-    "--older-metadata",
-    is_flag=True,
-    help="Use an older copy of the metadata if the newest is damaged.",
+    "--older-metadata", is_flag=True, help="Use an older copy of the metadata if the newest is damaged."
 )
 @config_file_option
 @output_option()

@@ -56,14 +56,13 @@ def read_address(value: str) -> str:
 def _with_origin(context: click.Context, param: click.Parameter, value: str | None) -> Address | None:
     if value is None:
         return None
+    url = read_address(value)
     source = context.get_parameter_source(param.name or "")
-    if source is click.core.ParameterSource.ENVIRONMENT and contexts.in_use():
-        return Address(read_address(value), "the context in use (`danube context list`)")
     if source is click.core.ParameterSource.ENVIRONMENT:
-        return Address(read_address(value), f"the environment variable {ENVIRONMENT_NAME}")
-    by_default = source is click.core.ParameterSource.DEFAULT
-    contexts.retract(os.environ, read_address(value))
-    return Address(read_address(value), "the default" if by_default else "--service-addr")
+        named = f"the environment variable {ENVIRONMENT_NAME}"
+        return Address(url, "the context in use (`danube context list`)" if contexts.in_use() else named)
+    contexts.retract(os.environ, url)
+    return Address(url, "the default" if source is click.core.ParameterSource.DEFAULT else "--service-addr")
 
 
 def address_option(default: str | None = DEFAULT_URL) -> Decorator:

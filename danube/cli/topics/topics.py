@@ -57,9 +57,7 @@ _policy_options = arguments.together(
     click.option("--max-record-size", "max_record_bytes", type=_size),
     click.option("--max-unacked", type=click.IntRange(min=1), help="Records in flight per subscription."),
     click.option(
-        "--max-dispatch-rate",
-        type=click.IntRange(min=0),
-        help="Records a second per subscription.",
+        "--max-dispatch-rate", type=click.IntRange(min=0), help="Records a second per subscription."
     ),
     click.option("--max-publish-rate", type=click.IntRange(min=0), help="Records a second; 0: no limit."),
     click.option("--max-publish-bytes", type=_size, help="Bytes a second; 0: no limit."),

@@ -55,11 +55,7 @@ _secret_option = click.option(
     "--ttl", type=read_ttl_s, default="8760h", show_default=True, help="Hours (h), days (d) or seconds."
 )
 @click.option(
-    "--type",
-    "principal_type",
-    type=click.Choice(GIVEN_KINDS),
-    default="service_account",
-    show_default=True,
+    "--type", "principal_type", type=click.Choice(GIVEN_KINDS), default="service_account", show_default=True
 )
 @click.option("--issuer", default="danube-auth", show_default=True)
 def create(_: Any, subject: str, secret_key: str, ttl: int, principal_type: str, issuer: str) -> list[str]:
@@ -150,10 +146,7 @@ def bindings() -> None:
 _binding_id = click.argument("binding_id", metavar="ID")
 _scope = click.option("--scope", required=True, help="cluster, namespace or topic.")
 _resource = click.option(
-    "--resource",
-    "resource_name",
-    default="",
-    help="Namespace, or /namespace/topic; none for the cluster.",
+    "--resource", "resource_name", default="", help="Namespace, or /namespace/topic; none for the cluster."
 )
 
 

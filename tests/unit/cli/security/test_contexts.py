@@ -236,7 +236,7 @@ def test_names_that_are_none(name: str) -> None:
 
 def test_what_is_missing_is_an_error(danube: Line) -> None:
     with pytest.raises(NotFound, match="no context"):
-        contexts.Contexts().get("a")
+        contexts.Contexts("", {}).get("a")
     danube("context", "use", "a", exit_code=3)
     danube("context", "delete", "a", exit_code=3)
     danube("context", "add", "a", "--url", PROD, "--tls-cert", "c", exit_code=2)

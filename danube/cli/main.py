@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
 
 import click
 
-from danube.cli.terminal.lazy import Entry, LazyGroup
+from danube.cli.terminal.lazy import Entry, Program
 from danube.cli.terminal.services import Services
 
 COMMANDS = {
@@ -52,23 +49,8 @@ _WITHOUT_CONTEXT = ("start", "stop", "context", "login", "completion", "version"
 ALIASES = {"topic": "topics", "subscription": "subscriptions", "broker": "brokers", "schemas": "schema"}
 
 
-class Root(LazyGroup):
-    """Runs a command and exits with the exit code of its error."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        from danube.cli.terminal import failure
-
-        words = list(sys.argv[1:] if args is None else args)
-        extra["standalone_mode"] = False
-        try:
-            result = super().main(words, *rest, **extra)
-        except BaseException as error:
-            sys.exit(failure.report(error, as_json=failure.wants_json(words)))
-        sys.exit(result if isinstance(result, int) else 0)
-
-
 @click.group(
-    cls=Root,
+    cls=Program,
     entries=COMMANDS,
     aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -149,12 +149,11 @@ def check(
     found = problems(Files(certificate, key, authority), role, host, now)
     if output == "json":
         show({"file": str(certificate), "as": role, "refused": found}, output)
-    for reason in found if output != "json" else ():
-        line(f"refused: {reason}")
+    else:
+        reasons = [f"refused: {reason}" for reason in found]
+        line("\n".join(reasons) or f"{certificate} would be accepted as a {role}")
     if found:
         return EXIT_FINDINGS
-    if output != "json":
-        line(f"{certificate} would be accepted as a {role}")
     for warning in _soon(certificates.describe(certificate.read_bytes()), now, days):
         note(warning)
     return 0

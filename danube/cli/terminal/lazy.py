@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
@@ -65,3 +66,26 @@ class LazyGroup(click.Group):
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"No such command {name!r}.{hint}", context)
         return super().resolve_command(context, args)
+
+
+class Program(LazyGroup):
+    """Runs a command and exits with its exit code, or with that of its error."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(self.in_order(words), *rest, **extra)
+        except BaseException as error:
+            sys.exit(self.report(error, words))
+        sys.exit(result if isinstance(result, int) else 0)
+
+    def in_order(self, words: list[str]) -> list[str]:
+        """The words as click wants them."""
+        return words
+
+    def report(self, error: BaseException, words: list[str]) -> int:
+        """Tell about an error and return the exit code."""
+        from danube.cli.terminal import failure
+
+        return failure.report(error, as_json=failure.wants_json(words))

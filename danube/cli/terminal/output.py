@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -134,33 +134,29 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str
 
 def facts(value: Mapping[str, Any]) -> str:
     """One object as name and value lines; inner objects and lists of objects are indented below."""
-    lines: list[str] = []
-    _facts(value, "", lines)
-    return "\n".join(lines)
+    return "\n".join(_facts(value, ""))
 
 
-def _facts(value: Mapping[str, Any], indent: str, lines: list[str]) -> None:
+def _facts(value: Mapping[str, Any], indent: str) -> Iterator[str]:
     simple = [name for name, inner in value.items() if not _nested(inner)]
     width = max((len(name) for name in simple), default=0)
-    lines.extend(f"{indent}{name.ljust(width)}  {_cell(value[name])}".rstrip() for name in simple)
+    yield from (f"{indent}{name.ljust(width)}  {_cell(value[name])}".rstrip() for name in simple)
     for name, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            lines.append(f"{indent}{name}")
-            _facts(inner, indent + "  ", lines)
-        elif _nested(inner):
-            lines.append(f"{indent}{name}")
-            _rows(inner, indent + "  ", lines)
+        if _nested(inner):
+            yield f"{indent}{name}"
+            below = _facts if isinstance(inner, Mapping) else _rows
+            yield from below(inner, indent + "  ")
 
 
-def _rows(rows: list[Mapping[str, Any]], indent: str, lines: list[str]) -> None:
+def _rows(rows: list[Mapping[str, Any]], indent: str) -> Iterator[str]:
     """Rows as a table, or one below the other where that would be too wide to read."""
     drawn = table(rows).splitlines()
     if max(map(len, drawn)) <= WIDTH_MAX:
-        lines.extend(indent + row for row in drawn)
+        yield from (indent + row for row in drawn)
         return
     for number, row in enumerate(rows):
-        lines.append(f"{indent}[{number}]")
-        _facts(row, indent + "  ", lines)
+        yield f"{indent}[{number}]"
+        yield from _facts(row, indent + "  ")
 
 
 def _nested(value: Any) -> bool:

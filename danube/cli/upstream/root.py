@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import click
 
-from danube.cli.terminal.lazy import LazyGroup
+from danube.cli.terminal.lazy import Program
 from danube.cli.upstream.endpoint import Endpoint
 
 Reply = TypeVar("Reply")
@@ -58,7 +57,7 @@ class Outside:
     sleep: Callable[[float], None] = time.sleep
 
 
-class UpstreamRoot(LazyGroup):
+class UpstreamRoot(Program):
     """Runs a command; errors are told on standard error and leave with 1, flags that cannot be read with 2.
 
     ``anywhere`` names options of the root that may also follow the subcommand.
@@ -66,20 +65,14 @@ class UpstreamRoot(LazyGroup):
 
     anywhere: tuple[str, ...] = ()
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+    def report(self, error: BaseException, words: list[str]) -> int:
         from danube.cli.terminal import failure
         from danube.errors import DanubeError
 
-        words = list(sys.argv[1:] if args is None else args)
-        extra["standalone_mode"] = False
-        try:
-            result = super().main(self.in_front(words), *rest, **extra)
-        except BaseException as error:
-            code = failure.report(error, as_json=False)
-            sys.exit(EXIT_FAILED if isinstance(error, DanubeError) else code)
-        sys.exit(result if isinstance(result, int) else 0)
+        code = failure.report(error, as_json=False)
+        return EXIT_FAILED if isinstance(error, DanubeError) else code
 
-    def in_front(self, words: list[str]) -> list[str]:
+    def in_order(self, words: list[str]) -> list[str]:
         """The words with the options that may stand anywhere first."""
         front: list[str] = []
         others: list[str] = []

@@ -80,7 +80,7 @@ def test_the_endpoint_of_the_environment_and_the_default(admin: Admin) -> None:
 
 
 def test_what_stands_behind_two_dashes_is_no_option(admin: Admin) -> None:
-    assert root.in_front(["a", "--", "--endpoint", "x"]) == ["a", "--", "--endpoint", "x"]  # type: ignore[attr-defined]
+    assert root.in_order(["a", "--", "--endpoint", "x"]) == ["a", "--", "--endpoint", "x"]  # type: ignore[attr-defined]
     admin("brokers", "list", "--endpoint", exit_code=2)
 
 

@@ -16,7 +16,7 @@ from danube.wal.verify.segment import read_segment
 from tests.unit.merge_samples import Record, sealed_log
 
 LOG_ID = log_id_of("/default/orders", 7, 1_000)
-_NOT_PINNED = {"begun_seal", "claimed_end", "first_epoch", "left_out", "log_id"}
+_NOT_PINNED = {"begun_seal", "claimed_end", "first_epoch", "left_out", "log_id", "where"}
 FOLDER = Path(__file__).resolve().parent / "segments"
 BATCHES: list[list[list[Record]]] = [
     [[(b"a", b"1"), (b"b", b"2"), (None, b"3")], [(b"a", b"4")]],

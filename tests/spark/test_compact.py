@@ -109,7 +109,7 @@ def test_nothing_is_installed_unless_it_is_asked_for(store: Path) -> None:
     (made,) = report.facts[before.identity.directory_name]["objects"]
     assert (made["sources"], made["outcome"]) == (20, "staged")
     found = validate.run({"storage": f"file://{store}", "processes": "1"})
-    assert found.findings == [] and any("no manifest yet" in remark for remark in found.remarks)
+    assert found.findings == [] and any("not in a manifest yet" in remark for remark in found.remarks)
 
 
 def test_progress_a_report_and_an_exit_code(

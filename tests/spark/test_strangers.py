@@ -22,8 +22,7 @@ from danube.spark.history.reading import read_split
 from danube.spark.history.selecting import Catalogue
 from danube.spark.jobs.compact.task import CompactTask, stage
 from danube.spark.jobs.findings import Damage as Kind
-from danube.spark.jobs.findings import Expected
-from danube.spark.jobs.validate.directory import plan_directory
+from danube.spark.jobs.validate.directory import DirectoryPlan
 from danube.spark.jobs.validate.segment import validate_segment
 from danube.wal.segments.segment import file_name
 from danube.wal.tier.keys import metadata_key, segment_key
@@ -106,11 +105,11 @@ def test_validation_names_a_strangers_file(tmp_path: Path) -> None:
     data = with_metadata(tmp_path / "a")
     ours, theirs = filled(data, OURS, b"a"), filled(tmp_path / "b", THEIRS, b"b")
     for path, log_id, strange in ((ours, OURS, False), (theirs, OURS, True), (theirs, THEIRS, False)):
-        source = BytesSource((path / file_name(2)).read_bytes())
-        facts = validate_segment(source, Expected(file_name(2), *IDENTITY, 2, log_id=log_id))
-        assert [(one.kind, one.byte) for one in facts.findings] == [(Kind.WRONG_PARTITION, 44)] * strange
-    plan = plan_directory(IDENTITY, ours, OURS)
-    assert [work.expected.log_id for work in plan.work] == [OURS] * 3
+        plan = DirectoryPlan(IDENTITY, path, log_id)
+        sources = [BytesSource(Path(one.where).read_bytes()) for one in plan.work]
+        plan.judge([validate_segment(*pair) for pair in zip(sources, plan.work, strict=True)])
+        found = [(one.fault, one.position) for one in plan.part.findings]
+        assert found == [(Kind.WRONG_PARTITION, 44)] * 3 * strange
 
 
 @pytest.mark.parametrize("keys", [False, True])

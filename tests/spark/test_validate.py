@@ -338,7 +338,7 @@ def test_damage_in_a_store_is_named(name: str, copy: History) -> None:
 def test_a_young_object_that_nobody_names_is_an_upload(copy: History) -> None:
     _orphan(copy, age_s=60)
     report = run(f"file://{copy.store}")
-    assert report.findings == [] and any("no manifest yet" in remark for remark in report.remarks)
+    assert report.findings == [] and any("not in a manifest yet" in remark for remark in report.remarks)
 
 
 def test_copies_that_differ_are_found(copy: History) -> None:

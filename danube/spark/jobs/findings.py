@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from danube.wal.segments.segment import NO_LOG
-from danube.wal.verify.bytes import Damage
+from danube.wal.verify.bytes import Damage, Judged
 from danube.wal.verify.walk import Segment
 
 EXIT_CLEAN: Final = 0
@@ -51,6 +50,16 @@ def finding(kind: Damage, file: str, detail: str, byte: int = -1, offset: int = 
     """A finding with the severity of its kind."""
     severity = Severity.WARNING if kind in WARNINGS else Severity.ERROR
     return Finding(file, byte, offset, kind.value, detail, severity.value)
+
+
+def findings_in(judged: Judged) -> list[Finding]:
+    """Findings of the independent reader, as a report has them."""
+    return [
+        finding(
+            Damage(one.fault), one.where, one.what, one.position, one.start if one.start != one.end else -1
+        )
+        for one in judged.findings
+    ]
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -104,8 +113,8 @@ class Report(msgspec.Struct, kw_only=True):
 class Expected(msgspec.Struct, frozen=True, array_like=True):
     """Facts of a segment that are known before it is read.
 
-    ``synced``: bytes below it were on disk once, so they cannot be an unfinished write.  ``log_id``: of
-    danube.wal.segments.segment, zeros if it is not known.
+    ``where``: the path of a file, or the key of an object.  ``synced``: bytes below it were on disk once, so
+    they cannot be an unfinished write.
     """
 
     where: str
@@ -114,7 +123,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True):
     base_offset: int
     sealed: bool = False
     synced: int = 0
-    log_id: bytes = NO_LOG
+    size: int = 0
 
 
 class SegmentFacts(Segment, array_like=True, kw_only=True):
@@ -124,7 +133,6 @@ class SegmentFacts(Segment, array_like=True, kw_only=True):
     ``schemas``: schema id, version (0: none), position, offset at which it is named first.
     """
 
-    where: str
     gone: bool = False
     sequences: list[tuple[int, int, int, int, int]] = msgspec.field(default_factory=list)
     schemas: list[tuple[int, int, int, int]] = msgspec.field(default_factory=list)
@@ -132,10 +140,6 @@ class SegmentFacts(Segment, array_like=True, kw_only=True):
     @property
     def findings(self) -> list[Finding]:
         """Faults of the segment by itself."""
-        found = [
-            finding(Damage(one.fault), self.where, one.what, one.position, one.start) for one in self.problems
-        ]
-        if self.left_out:
-            detail = f"{self.left_out} more findings are not listed"
-            found.append(finding(Damage.FINDINGS_LEFT_OUT, self.where, detail))
-        return found
+        judged = Judged()
+        judged.add(self.where, self.faults)
+        return findings_in(judged)

@@ -7,6 +7,8 @@ writes logs, manifests and objects.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -96,7 +98,8 @@ class Problem(NamedTuple):
 class Finding(NamedTuple):
     """One thing that is wrong: ``where`` is a file or key, ``position`` a byte in it (-1: all of it).
 
-    ``start .. end`` are the offsets that it is about; equal where it is about none.
+    ``start .. end`` are the offsets that it is about; equal where it is about none.  ``fault``: exactly, of
+    what Spark's validation judges too.
     """
 
     kind: FindingKind
@@ -105,6 +108,26 @@ class Finding(NamedTuple):
     position: int = -1
     start: int = 0
     end: int = 0
+    fault: str = ""
+
+
+@dataclass(kw_only=True)
+class Judged:
+    """Findings about some files or objects.  ``remarks`` are for people and no fault."""
+
+    findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def note(
+        self, kind: FindingKind, where: Path | str, what: str, position: int = -1, start: int = 0,
+        end: int = 0, fault: str = "",
+    ) -> None:  # fmt: skip
+        self.findings.append(Finding(kind, str(where), what, position, start, end, fault))
+
+    def add(self, where: Path | str, problems: Iterable[Problem], fault: str = "") -> None:
+        """Note the problems of a file; ``fault`` of those that name none."""
+        for one in problems:
+            self.findings.append(Finding(one.kind, str(where), *one[1:5], one.fault or fault))
 
 
 class Source(Protocol):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from danube.core.batch.checksum import crc32c
 from danube.limits import MIB
 from danube.wal.stores.objects import ObjectStore
-from danube.wal.verify.bytes import FindingKind, Problem
+from danube.wal.verify.bytes import Damage, FindingKind, Problem
 from danube.wal.verify.state import Identity
 
 MANIFEST_MAGIC: Final = b"DANUBMAN"
@@ -212,7 +212,9 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
                 "" if stated else ", and it does not say so"
             )
             gaps = _unnamed(facts, expected, entry.base_offset) if stated else [(expected, entry.base_offset)]
-            facts.problems += [Problem(FindingKind.GAP, what, position, *gap) for gap in gaps]
+            facts.problems += [
+                Problem(FindingKind.GAP, what, position, *gap, Damage.OFFSETS_MISSING) for gap in gaps
+            ]
         elif stated:
             what = f"entry {number} states a hole that is not there"
             facts.problems.append(Problem(FindingKind.DISAGREEMENT, what, position, *span))

@@ -89,13 +89,20 @@ class _Footer(NamedTuple):
 OnBatch = Callable[[Batch, memoryview], None]
 
 
-def read_segment(source: Source, base_offset: int, on_batch: OnBatch | None = None) -> Segment:
-    """Read all of ``source``, which should be the segment that begins at ``base_offset``.
+def read_segment(
+    source: Source,
+    base_offset: int,
+    on_batch: OnBatch | None = None,
+    *,
+    where: str = "",
+    identity: tuple[int, int] | None = None,
+) -> Segment:
+    """Read all of ``source``, which should be the segment of ``identity`` that begins at ``base_offset``.
 
     ``on_batch`` gets every intact batch with its bytes, for the call.  Raises what ``source`` raises.
     """
-    segment = Segment(base_offset)
-    fill(segment, source, on_rows=None if on_batch is None else _each(on_batch))
+    segment = Segment(base_offset, where=where)
+    fill(segment, source, identity=identity, on_rows=None if on_batch is None else _each(on_batch))
     return segment
 
 
@@ -126,21 +133,22 @@ def fill(
     segment.size, segment.end_offset = source.size, segment.base_offset
     footer = _footer(source, segment)
     segment.data_end = footer.summary.data_end if footer is not None else source.size
-    _header(source.read(0, HEADER_BYTES), segment, identity)
+    _header(source.read(0, HEADER_BYTES), segment)
     if segment.shows(Damage.SEGMENT_VERSION):
         return  # this reader knows no meaning for its content
+    _check_identity(segment, footer, identity)
     entries = footer.entries if footer is not None else _NO_ENTRIES
     walk = Walk(segment, source, entries, synced=synced, examiner=examiner, on_rows=on_rows)
     walk.run(hashed=footer is not None)
     if footer is not None:
         _compare(segment, footer, walk)
-        return
-    segment.data_end = walk.intact_end
-    if segment.end_offset < segment.claimed_end:
-        _missing_at_end(segment, segment.claimed_end)
+    else:
+        segment.data_end = walk.intact_end
+        if segment.end_offset < segment.claimed_end:
+            _missing_at_end(segment, segment.claimed_end)
 
 
-def _header(data: bytes, segment: Segment, identity: tuple[int, int] | None) -> None:
+def _header(data: bytes, segment: Segment) -> None:
     if len(data) < HEADER_BYTES or not data.strip(b"\0"):
         if data:
             what = "the header is cut or was never written"
@@ -156,11 +164,20 @@ def _header(data: bytes, segment: Segment, identity: tuple[int, int] | None) -> 
     segment.has_header = True
     segment.topic_id, segment.partition, segment.created_us = topic_id, partition, created_us
     segment.epoch, segment.first_epoch, segment.log_id = epoch, epoch, log_id
-    if identity not in (None, (topic_id, partition)):
-        segment.note(Damage.WRONG_PARTITION, f"it is of partition {topic_id:016x}-{partition}", 12)
     if base_offset != segment.base_offset:
         what = f"the file has another segment's name: its header says offset {base_offset}"
         segment.note(Damage.WRONG_NAME, what, 24, base_offset)
+
+
+def _check_identity(segment: Segment, footer: _Footer | None, identity: tuple[int, int] | None) -> None:
+    """Header or footer name the partition that the segment should be of, where one is known."""
+    if identity is None or not (segment.has_header or footer):
+        return
+    named = (segment.topic_id, segment.partition)
+    if footer is not None and not segment.has_header:
+        named = (footer.summary.topic_id, footer.summary.partition)
+    if named != identity:
+        segment.note(Damage.WRONG_PARTITION, f"it is of partition {named[0]:016x}-{named[1]}", 12)
 
 
 def _footer(source: Source, segment: Segment) -> _Footer | None:

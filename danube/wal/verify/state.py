@@ -16,7 +16,7 @@ import msgspec
 from danube.core.batch.checksum import content_hasher, crc32c
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import InvalidArgument
-from danube.wal.verify.bytes import FindingKind, Problem
+from danube.wal.verify.bytes import Damage, FindingKind, Problem
 from danube.wal.verify.segment import flaw_of_producers
 
 _U32: Final = struct.Struct("<I")
@@ -140,7 +140,7 @@ def read_mark(data: bytes) -> Mark:
             continue
         _, version, _, partition, topic_id, number, end, base, place, epoch, _ = _MARK.unpack(slot)
         if version != 1:
-            problems.append(_version_problem(version, position + 8))
+            problems.append(_version_problem(version, position + 8)._replace(fault=Damage.SEGMENT_VERSION))
         elif number > mark.number:
             mark = Mark((topic_id, partition), number, end, base, place, epoch)
     mark.problems = problems
@@ -242,6 +242,23 @@ def _flaw_in_state(state: bytes) -> str:
     if not all(edges[1::2]) or floor + sum(edges) > _OFFSET_MAX:
         return "a range is empty or ends beyond every log"
     return ""
+
+
+def reached(cursors: Cursors) -> dict[str, int]:
+    """The offset that each subscription has acknowledged up to, by the states that can be read."""
+    return {
+        name: _reach(state)
+        for name, state in cursors.states.items()
+        if state is not None and not _flaw_in_state(state)
+    }
+
+
+def _reach(state: bytes) -> int:
+    _, _, form, _, _, floor, policy_size, count = _STATE.unpack_from(state)
+    ranges = state[_STATE.size + (policy_size + 7 & ~7) :]
+    if form == 1:
+        return int(floor + int.from_bytes(ranges, "little").bit_length())
+    return int(floor + sum(struct.unpack(f"<{2 * count}{'Q' if form else 'I'}", ranges)))
 
 
 def read_producers(data: bytes) -> Producers:

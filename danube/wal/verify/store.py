@@ -2,28 +2,32 @@
 
 Changes nothing and may run beside brokers: a partition whose manifest is replaced while it is read is
 read again, and objects that no manifest names are an upload under way until they are a day old.
+
+A partition is planned, its objects are read, and then they are judged.  Spark's validation plans and judges
+by the same functions, and reads in its tasks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
+from pathlib import Path
 from typing import Final
 
 from danube.core.batch.checksum import content_hasher
 from danube.errors import ObjectMissing, StoreDamaged
 from danube.wal.stores.objects import ObjectInfo, ObjectStore
 from danube.wal.verify.broker import read_offer
-from danube.wal.verify.bytes import Finding, FindingKind
+from danube.wal.verify.bytes import Damage, FindingKind, Judged
 from danube.wal.verify.objects import (
     COMPACTED,
     MERGED,
     Entry,
     ManifestFacts,
     Name,
+    NamedHole,
     ObjectSource,
     key_of,
     name_of,
@@ -38,37 +42,47 @@ from danube.wal.verify.state import (
     state_problems,
     topics_in,
 )
-from danube.wal.verify.tree import ATTEMPTS, LocalPartition, Progress, Verified, findings_of, read_file
+from danube.wal.verify.tree import ATTEMPTS, LocalPartition, Progress, Verified, judge_log_ids, read_file
 from danube.wal.verify.walk import Segment
 
 ORPHAN_AGE_US: Final = 24 * 3600 * 1_000_000
 PARALLEL: Final = 4
 _NOT_WHOLE: Final = (FindingKind.CHECKSUM, FindingKind.TRUNCATED, FindingKind.VERSION)
 
+_OTHERS: Final = {"store": Damage.STORE_IDENTITY, "metadata": Damage.METADATA_DAMAGED}
+
 Listed = list[tuple[ObjectInfo, Name]]
 WantedTopic = Callable[[Identity, str], bool]
 
 
 @dataclass
-class StoredPartition:
+class StoredPartition(Judged):
     """One partition in a store: the manifest in force, and digests of segments that are also local.
 
-    ``objects``: keys of all objects listed below its prefix.  ``replaced``: the manifest changed while
-    it was read.
+    ``listed``: keys of all its manifests.  ``entries`` and ``sizes``: by key, of objects that are there;
+    ``segments``: of those that were read.  ``missing``: the manifest may have changed while it was read.
     """
 
     identity: Identity
+    topic: str = ""
     manifest: ManifestFacts | None = None
     where: str = ""
+    listed: tuple[str, ...] = ()
+    entries: dict[str, Entry] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
     digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    log_ids: dict[str, bytes] = field(default_factory=dict)  # by key, of objects that say whose they are
-    cursor_log_ids: dict[str, bytes] = field(default_factory=dict)  # of the copies of cursors
-    findings: list[Finding] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    objects: int = 0
-    records: int = 0
-    bytes: int = 0
+    log_ids: dict[str, bytes] = field(default_factory=dict)  # of the copies of cursors
     missing: bool = False
+
+    def hole_at(self, offset: int) -> NamedHole | None:
+        holes = self.manifest.holes if self.manifest is not None else []
+        return next((hole for hole in holes if hole.start <= offset < hole.end), None)
+
+    def note_missing(self, key: str, entry: Entry) -> None:
+        what, span = f"{self.where} names it", (entry.base_offset, entry.end_offset)
+        self.note(FindingKind.MISSING, key, what, -1, *span, Damage.OBJECT_MISSING)
+        self.missing = True
 
 
 class SpanDigests:
@@ -109,27 +123,25 @@ def verify_store(
     """
     kept = {partition.identity: partition for partition in local}
     log_ids = _log_ids(store)
-    metadata: Listed = []
-    for identity, listed in _listed_by_partition(store):
-        if identity == (-1, -1):
-            metadata += listed
-            continue
+    partitions = partitions_in(store)
+    others = partitions.pop((-1, -1), [])
+    for identity, listed in partitions.items():
         stored = _settled(store, identity, listed, now_us, kept.get(identity), wanted)
         if stored is None:
             continue
         progress(f"{identity[0]:016x}-{identity[1]}")
-        _verify_log_ids(stored, log_ids.get(identity[0]))
+        judge_log_ids(stored.segments, stored.log_ids, log_ids.get(identity[0]), stored)
         verified.findings += stored.findings
         verified.remarks += stored.remarks
         verified.partitions += identity not in kept
-        verified.objects += stored.objects
-        verified.records += stored.records
-        verified.bytes += stored.bytes
+        verified.objects += len(stored.segments)
+        verified.records += sum(segment.record_count for segment in stored.segments)
+        verified.bytes += sum(segment.size for segment in stored.segments)
         if identity in kept:
             _compare(kept.pop(identity), stored, verified)
     for identity, partition in kept.items():
         _compare(partition, StoredPartition(identity), verified)
-    _verify_other(store, metadata, verified)
+    verify_other(store, others, verified)
 
 
 def _log_ids(store: ObjectStore) -> dict[int, bytes]:
@@ -141,24 +153,23 @@ def _log_ids(store: ObjectStore) -> dict[int, bytes]:
         return {}  # told where it is read as one of the objects
 
 
-def _verify_log_ids(stored: StoredPartition, log_id: bytes | None) -> None:
-    """No object is of another log, whose topic has the same id."""
-    for key, found in sorted(stored.log_ids.items()):
-        log_id = log_id or found
-        if found != log_id:
-            what = "it is of another broker's log, whose topic has the same id"
-            stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 44, *name_of(key).numbers))
-    for key, found in sorted(stored.cursor_log_ids.items()):
-        log_id = log_id or found
-        if found != log_id:
-            what = "these cursors are of another broker's log, whose topic has the same id"
-            stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 40))
+def partitions_in(store: ObjectStore) -> dict[Identity, Listed]:
+    """All objects by partition; those of none under -1 and -1."""
+    found: dict[Identity, Listed] = {}
+    for info in store.list(""):
+        name = name_of(info.key)
+        found.setdefault(name.identity, []).append((info, name))
+    return found
 
 
-def _listed_by_partition(store: ObjectStore) -> Iterator[tuple[Identity, Listed]]:
-    named = ((info, name_of(info.key)) for info in store.list(""))
-    for identity, group in groupby(named, key=lambda pair: pair[1].identity):
-        yield identity, list(group)
+def list_partition(store: ObjectStore, identity: Identity) -> Listed:
+    prefix = f"partitions/{identity[0]:016x}-{identity[1]}/"
+    return [(info, name_of(info.key)) for info in store.list(prefix)]
+
+
+def manifests_in(listed: Listed) -> tuple[str, ...]:
+    """Keys of the manifests, ascending; they change when a mover works on the partition."""
+    return tuple(sorted(info.key for info, name in listed if name.kind == "manifest"))
 
 
 def _settled(
@@ -170,162 +181,135 @@ def _settled(
     wanted: WantedTopic,
 ) -> StoredPartition | None:
     """A partition, read again while its manifests change and something is missing; None when not wanted."""
-    prefix = f"partitions/{identity[0]:016x}-{identity[1]}/"
     stored: StoredPartition | None = None
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            listed = [(info, name_of(info.key)) for info in store.list(prefix)]
-        newest = _newest_manifest(listed)
-        stored = _verify_partition(store, identity, listed, now_us, local, wanted)
-        if stored is None or not stored.missing:
-            return stored
-        again = _newest_manifest([(info, name_of(info.key)) for info in store.list(prefix)])
-        if again == newest:
-            return stored
+    for _ in range(ATTEMPTS):
+        stored = plan_partition(store, identity, listed, now_us, wanted)
+        if stored is None:
+            return None
+        _read_objects(store, stored, local)
+        _verify_offers(store, listed, stored)
+        if not stored.missing:
+            break
+        listed = list_partition(store, identity)
+        if manifests_in(listed) == stored.listed:
+            break
     return stored
 
 
-def _newest_manifest(listed: Listed) -> str:
-    keys = [info.key for info, name in listed if name.kind == "manifest"]
-    return max(keys, default="")
-
-
-def _verify_partition(
-    store: ObjectStore,
-    identity: Identity,
-    listed: Listed,
-    now_us: int,
-    local: LocalPartition | None,
-    wanted: WantedTopic,
+def plan_partition(
+    store: ObjectStore, identity: Identity, listed: Listed, now_us: int, wanted: WantedTopic
 ) -> StoredPartition | None:
-    stored = StoredPartition(identity)
-    manifests = _read_manifests(store, listed, stored)
-    topic = next((facts.topic for facts in reversed(manifests.values()) if facts.topic), "")
-    if not wanted(identity, topic):
+    """A partition whose objects are to be read, judged by its manifests and names; None when not wanted."""
+    stored = StoredPartition(identity, listed=manifests_in(listed))
+    manifests = _read_manifests(store, stored)
+    stored.topic = next((facts.topic for facts in reversed(manifests.values()) if facts.topic), "")
+    if not wanted(identity, stored.topic):
         return None
     if manifests:
         stored.where, stored.manifest = list(manifests.items())[-1]
-        _verify_entries(store, stored, {info.key: info for info, _ in listed}, local)
+        _find_objects(store, stored, stored.manifest, {info.key: info.size for info, _ in listed})
         _compare_generations(manifests, stored)
         stored.remarks += [f"{stored.where}: {hole.words}" for hole in stored.manifest.holes]
-    _verify_orphans(listed, manifests, now_us, stored)
-    _verify_cursors(store, listed, stored)
-    _verify_offers(store, listed, stored)
+    _judge_names(listed, manifests, now_us, stored)
+    _read_cursors(store, listed, stored)
     return stored
 
 
-def _read_manifests(store: ObjectStore, listed: Listed, stored: StoredPartition) -> dict[str, ManifestFacts]:
+def _read_manifests(store: ObjectStore, stored: StoredPartition) -> dict[str, ManifestFacts]:
     """All of them that are whole, the one in force last."""
     whole: dict[str, ManifestFacts] = {}
-    rows = sorted((name.numbers, info) for info, name in listed if name.kind == "manifest")
-    for numbers, info in rows:
-        newest = info is rows[-1][1]
+    for key in stored.listed:
+        newest, fault = key == stored.listed[-1], Damage.MANIFEST_DAMAGED
         try:
-            data = store.get(info.key)
+            facts = read_manifest(store.get(key))
         except ObjectMissing:  # an older one may be deleted at any time
             stored.missing |= newest
             continue
         except StoreDamaged as error:
-            stored.findings.append(Finding(FindingKind.TRUNCATED, info.key, str(error)))
+            stored.note(FindingKind.TRUNCATED, key, str(error), fault=fault)
             continue
-        facts = read_manifest(data)
-        if facts.identity != stored.identity or (facts.epoch, facts.generation) != numbers:
+        harmless = (FindingKind.GAP,) if not newest else ()
+        stored.add(key, (one for one in facts.problems if one.kind not in harmless), fault)
+        if any(problem.kind in _NOT_WHOLE for problem in facts.problems):
+            continue
+        if facts.identity != stored.identity or (facts.epoch, facts.generation) != name_of(key).numbers:
             what = (
                 f"it says partition {facts.identity[0]:x}-{facts.identity[1]}, epoch {facts.epoch}, "
                 f"generation {facts.generation}"
             )
-            stored.findings.append(Finding(FindingKind.IDENTITY, info.key, what, 12))
-        harmless = (FindingKind.GAP,) if not newest else ()
-        stored.findings += findings_of(info.key, (one for one in facts.problems if one.kind not in harmless))
-        if not any(problem.kind in _NOT_WHOLE for problem in facts.problems):
-            whole[info.key] = facts
+            stored.note(FindingKind.IDENTITY, key, what, 12, fault=fault)
+            continue
+        whole[key] = facts
     return whole
 
 
-def _verify_entries(
-    store: ObjectStore,
-    stored: StoredPartition,
-    infos: dict[str, ObjectInfo],
-    local: LocalPartition | None,
+def _find_objects(
+    store: ObjectStore, stored: StoredPartition, manifest: ManifestFacts, sizes: dict[str, int]
 ) -> None:
-    """Read every object that the manifest in force names, some at once."""
-    manifest = stored.manifest
-    if manifest is None:
-        return
-    spans = {}
-    if local is not None:
-        spans = {segment.base_offset: segment.end_offset for _, segment in local.segments if segment.sealed}
-
-    def check(entry: Entry) -> None:
-        key = key_of(stored.identity, entry)
-        inside = {base: end for base, end in spans.items() if entry.base_offset <= base < entry.end_offset}
-        _verify_object(store, key, entry, infos.get(key), stored, inside)
-
-    with ThreadPoolExecutor(PARALLEL, "danube-verify") as pool:
-        for _ in pool.map(check, manifest.entries):
-            pass
-
-
-def _verify_object(
-    store: ObjectStore,
-    key: str,
-    entry: Entry,
-    info: ObjectInfo | None,
-    stored: StoredPartition,
-    spans: dict[int, int],
-) -> None:
-    size = info.size if info is not None else -1
-    digests = SpanDigests(spans.items())
-    try:
-        if info is None and (found := store.head(key)) is not None:
+    """Find every object that the manifest in force names."""
+    for entry in manifest.entries:
+        key, span = key_of(stored.identity, entry), (entry.base_offset, entry.end_offset)
+        size = sizes.get(key, -1)
+        if size < 0 and (found := store.head(key)) is not None:
             size = found.size
         if size < 0:
-            raise ObjectMissing(key)
-        segment = read_segment(ObjectSource(store, key, size), entry.base_offset, digests)
-    except ObjectMissing:
-        what = f"{stored.where} names it"
-        stored.missing = True
-        stored.findings.append(
-            Finding(FindingKind.MISSING, key, what, -1, entry.base_offset, entry.end_offset)
-        )
-        return
-    except StoreDamaged as error:
-        what = f"it cannot be read whole: {error}"
-        stored.findings.append(
-            Finding(FindingKind.TRUNCATED, key, what, -1, entry.base_offset, entry.end_offset)
-        )
-        return
-    findings = findings_of(key, segment.problems)
-    findings += _against_manifest(key, entry, segment, stored.identity)
-    stored.findings += findings
-    if any(segment.log_id):
-        stored.log_ids[key] = segment.log_id
-    stored.objects += 1
-    stored.records += segment.record_count
-    stored.bytes += size
-    if not findings and not entry.flags & COMPACTED:
+            stored.note_missing(key, entry)
+            continue
+        stored.entries[key], stored.sizes[key] = entry, size
+        if size != entry.size_bytes:
+            what, position = (
+                f"it has {size} bytes, the manifest says {entry.size_bytes}",
+                min(size, entry.size_bytes),
+            )
+            stored.note(FindingKind.TRUNCATED, key, what, position, *span, Damage.OBJECT_SIZE)
+
+
+def _read_objects(store: ObjectStore, stored: StoredPartition, local: LocalPartition | None) -> None:
+    """Read the objects that were found, some at once, and judge them."""
+    spans = {}
+    if local is not None:
+        spans = {segment.base_offset: segment.end_offset for segment in local.segments if segment.sealed}
+
+    def read(key: str) -> Segment | StoreDamaged | None:
+        entry = stored.entries[key]
+        inside = {base: end for base, end in spans.items() if entry.base_offset <= base < entry.end_offset}
+        digests, source = SpanDigests(inside.items()), ObjectSource(store, key, stored.sizes[key])
+        try:
+            segment = read_segment(source, entry.base_offset, digests, where=key, identity=stored.identity)
+        except ObjectMissing:
+            return None
+        except StoreDamaged as error:
+            return error
         stored.digests |= digests.digests
+        return segment
+
+    with ThreadPoolExecutor(PARALLEL, "danube-verify") as pool:
+        for (key, entry), found in zip(stored.entries.items(), pool.map(read, stored.entries), strict=True):
+            if found is None:
+                stored.note_missing(key, entry)
+            elif isinstance(found, StoreDamaged):
+                what, span = f"it cannot be read whole: {found}", (entry.base_offset, entry.end_offset)
+                stored.note(FindingKind.TRUNCATED, key, what, -1, *span)
+            else:
+                stored.segments.append(found)
+                stored.add(key, found.faults)
+                judge_object(stored, found)
 
 
-def _against_manifest(key: str, entry: Entry, segment: Segment, identity: Identity) -> list[Finding]:
-    """Where an object differs from its entry in the manifest."""
+def judge_object(stored: StoredPartition, segment: Segment) -> None:
+    """Note where an object differs from its entry in the manifest."""
+    entry, key = stored.entries[segment.where], segment.where
     span = (entry.base_offset, entry.end_offset)
-    findings: list[Finding] = []
-    if (segment.topic_id, segment.partition) != identity and (segment.has_header or segment.sealed):
-        what = f"it is of partition {segment.topic_id:016x}-{segment.partition}"
-        findings.append(Finding(FindingKind.IDENTITY, key, what, 12, *span))
-    if segment.size != entry.size_bytes:
-        what = f"it has {segment.size} bytes, the manifest says {entry.size_bytes}"
-        findings.append(Finding(FindingKind.TRUNCATED, key, what, min(segment.size, entry.size_bytes), *span))
     if not segment.sealed:
-        findings.append(Finding(FindingKind.TRUNCATED, key, "it has no footer", segment.data_end, *span))
-        return findings
-    return findings + [
-        Finding(FindingKind.DISAGREEMENT, key, what, -1, *span) for what in differences(entry, segment)
-    ]
+        stored.note(
+            FindingKind.TRUNCATED, key, "it has no footer", segment.data_end, *span, Damage.FOOTER_MISSING
+        )
+        return
+    for what in _differences(entry, segment):
+        stored.note(FindingKind.DISAGREEMENT, key, what, -1, *span, Damage.MANIFEST_DIFFERS)
 
 
-def differences(entry: Entry, segment: Segment) -> list[str]:
+def _differences(entry: Entry, segment: Segment) -> list[str]:
     """Return where an object differs from its entry in the manifest, in words."""
     told, held = entry._asdict(), {name: getattr(segment, name, None) for name in Entry._fields}
     told |= {"compacted": bool(entry.flags & COMPACTED), "merged": bool(entry.flags & MERGED)}
@@ -348,41 +332,45 @@ def _compare_generations(manifests: dict[str, ManifestFacts], stored: StoredPart
         if newest is not None and older.epoch == newest.epoch and older.uploaded_end > newest.uploaded_end:
             what = f"{key} holds offsets up to {older.uploaded_end}, which a later manifest has lost"
             span = (newest.uploaded_end, older.uploaded_end)
-            stored.findings.append(Finding(FindingKind.GAP, stored.where, what, -1, *span))
+            stored.note(FindingKind.GAP, stored.where, what, -1, *span, Damage.MANIFEST_REGRESSED)
 
 
-def _verify_orphans(
+def _judge_names(
     listed: Listed, manifests: dict[str, ManifestFacts], now_us: int, stored: StoredPartition
 ) -> None:
     named = {key_of(stored.identity, entry) for facts in manifests.values() for entry in facts.entries}
     young = 0
     for info, name in listed:
         if name.kind == "unknown":
-            stored.findings.append(Finding(FindingKind.ORPHAN, info.key, "not one of Danube's names"))
+            _note_unknown(info.key, stored)
         elif name.kind == "segment" and info.key not in named:
             if now_us - info.modified_us < ORPHAN_AGE_US:
                 young += 1
                 continue
             what = "no manifest names it, and it is older than a day"
-            stored.findings.append(Finding(FindingKind.ORPHAN, info.key, what, -1, *name.numbers))
+            stored.note(FindingKind.ORPHAN, info.key, what, -1, *name.numbers, Damage.OBJECT_ORPHAN)
     if young:
         folder = f"{stored.identity[0]:016x}-{stored.identity[1]}"
         stored.remarks.append(f"partitions/{folder}: {young} objects are not in a manifest yet")
 
 
-def _verify_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition) -> None:
+def _note_unknown(key: str, judged: Judged) -> None:
+    judged.note(FindingKind.ORPHAN, key, "not one of Danube's names", fault=Damage.OBJECT_UNKNOWN)
+
+
+def _read_cursors(store: ObjectStore, listed: Listed, stored: StoredPartition) -> None:
     rows = sorted((name.numbers, info.key) for info, name in listed if name.kind == "cursors")
     for _, key in rows:
         try:
             cursors = read_cursors(store.get(key))
         except ObjectMissing:
             continue
-        stored.findings += findings_of(key, cursors.problems + state_problems(cursors))
+        stored.add(key, cursors.problems + state_problems(cursors), Damage.CURSOR_DAMAGED)
         if any(cursors.log_id):
-            stored.cursor_log_ids[key] = cursors.log_id
+            stored.log_ids[key] = cursors.log_id
         if cursors.generation and cursors.identity != stored.identity:
             what = f"it is of partition {cursors.identity[0]:016x}-{cursors.identity[1]}"
-            stored.findings.append(Finding(FindingKind.IDENTITY, key, what, 12))
+            stored.note(FindingKind.IDENTITY, key, what, 12, fault=Damage.WRONG_PARTITION)
 
 
 def _verify_offers(store: ObjectStore, listed: Listed, stored: StoredPartition) -> None:
@@ -398,12 +386,12 @@ def _verify_offers(store: ObjectStore, listed: Listed, stored: StoredPartition) 
         except StoreDamaged as error:
             entries, flaw = [], (FindingKind.TRUNCATED, f"it cannot be read: {error}")
         if flaw is not None:
-            stored.findings.append(Finding(flaw[0], info.key, flaw[1], 0))
+            stored.note(flaw[0], info.key, flaw[1], 0)
         for entry in entries:
             key = key_of(stored.identity, entry)
             if key not in keys and store.head(key) is None and store.head(info.key) is not None:
                 span = (entry.base_offset, entry.end_offset)
-                stored.findings.append(Finding(FindingKind.MISSING, key, f"{info.key} offers it", -1, *span))
+                stored.note(FindingKind.MISSING, key, f"{info.key} offers it", -1, *span)
 
 
 def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified) -> None:
@@ -413,17 +401,22 @@ def _compare(local: LocalPartition, stored: StoredPartition, verified: Verified)
     if copy is not None and newest < (copy.epoch, copy.generation) and copy.generation:
         what = f"{local.directory / 'manifest'} was installed, and the store does not have it"
         where = f"partitions/{local.directory.name}/manifest-{copy.epoch:010d}-{copy.generation:010d}"
-        span = (copy.start_offset, copy.uploaded_end)
-        verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
+        verified.note(FindingKind.MISSING, where, what, -1, copy.start_offset, copy.uploaded_end)
     if manifest is None:
         return
     if copy is not None:
         _compare_copy(local, copy, manifest, verified)
-    if local.segments and local.start > manifest.uploaded_end:
-        what = f"neither the store nor {local.directory} holds these offsets"
-        for start, end in local.missing(manifest.uploaded_end, local.start):
-            verified.findings.append(Finding(FindingKind.GAP, stored.where, what, -1, start, end))
+    judge_gap(local, stored, verified)
     _compare_batches(local, stored, manifest, verified)
+
+
+def judge_gap(local: LocalPartition, stored: StoredPartition, judged: Judged) -> None:
+    """No offsets lie between the end of the store and the start of a local log."""
+    manifest = stored.manifest
+    if manifest is not None and local.segments and local.start > manifest.uploaded_end:
+        what = f"neither the store nor {local.directory} holds these offsets"
+        for gap in local.missing(manifest.uploaded_end, local.start):
+            judged.note(FindingKind.GAP, stored.where, what, -1, *gap, Damage.OFFSETS_MISSING)
 
 
 def _compare_copy(
@@ -436,8 +429,7 @@ def _compare_copy(
         span = (entry.base_offset, entry.end_offset)
         if not entry.flags & rewritten and named.get(span, entry).content_hash != entry.content_hash:
             what = "it names other records than the store's manifest: it is of another log"
-            where = str(local.directory / "manifest")
-            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, -1, *span))
+            verified.note(FindingKind.IDENTITY, local.directory / "manifest", what, -1, *span)
             return
 
 
@@ -445,49 +437,49 @@ def _compare_batches(
     local: LocalPartition, stored: StoredPartition, manifest: ManifestFacts, verified: Verified
 ) -> None:
     spoilt = {finding.where for finding in stored.findings}
-    for name, segment in local.segments:
+    for segment in local.segments:
         if manifest.start_offset <= segment.base_offset < manifest.uploaded_end:
             verified.records -= segment.record_count  # counted in the store, too
         span = (segment.base_offset, segment.end_offset)
         held = [
             entry for entry in manifest.entries if entry.base_offset < span[1] and span[0] < entry.end_offset
         ]
-        if not segment.sealed or not held or name in local.damaged or segment.compacted:
+        if not segment.sealed or not held or segment.where in local.damaged or segment.compacted:
             continue
         if any(entry.flags & COMPACTED or key_of(stored.identity, entry) in spoilt for entry in held):
             continue
         if span[1] > manifest.uploaded_end or span[0] < manifest.start_offset:
             continue
-        digests = SpanDigests([span])
-        path = local.directory / name
-        if read_file(path, segment.base_offset, digests) is None:
+        digests, path = SpanDigests([span]), Path(segment.where)
+        if read_file(path, segment.base_offset, on_batch=digests) is None:
             continue
         if stored.digests.get(span) != digests.digests.get(span):
-            what = f"the store holds other batches for these offsets than {name}"
-            verified.findings.append(Finding(FindingKind.DISAGREEMENT, str(path), what, -1, *span))
+            what = f"the store holds other batches for these offsets than {path.name}"
+            verified.note(FindingKind.DISAGREEMENT, path, what, -1, *span)
 
 
-def _verify_other(store: ObjectStore, listed: Listed, verified: Verified) -> None:
+def verify_other(store: ObjectStore, listed: Listed, judged: Judged) -> None:
     """Check store.json, metadata snapshots, and unknown names."""
     known = False
     for info, name in listed:
+        if name.kind not in _OTHERS:
+            _note_unknown(info.key, judged)
+            continue
+        fault = _OTHERS[name.kind]
+        known |= name.kind == "store"
         try:
+            data = store.get(info.key)
             if name.kind == "store":
-                known = True
-                if json.loads(store.get(info.key)).get("format") != 1:
-                    what = "it has another format than 1"
-                    verified.findings.append(Finding(FindingKind.VERSION, info.key, what))
-            elif name.kind == "metadata":
-                version, problems = read_snapshot(store.get(info.key))
-                verified.add(info.key, problems)
-                if version not in (None, name.numbers[0]):
-                    what = f"it holds version {version}"
-                    verified.findings.append(Finding(FindingKind.CHECKSUM, info.key, what))
-            else:
-                verified.findings.append(Finding(FindingKind.ORPHAN, info.key, "not one of Danube's names"))
+                if json.loads(data).get("format") != 1:
+                    judged.note(FindingKind.VERSION, info.key, "it has another format than 1", fault=fault)
+                continue
+            version, problems = read_snapshot(data)
+            judged.add(info.key, problems, fault)
+            if version not in (None, name.numbers[0]):
+                judged.note(FindingKind.CHECKSUM, info.key, f"it holds version {version}", fault=fault)
         except ObjectMissing:
             continue
         except (ValueError, AttributeError, StoreDamaged) as error:
-            verified.findings.append(Finding(FindingKind.CHECKSUM, info.key, f"it cannot be read: {error}"))
+            judged.note(FindingKind.CHECKSUM, info.key, f"it cannot be read: {error}", fault=fault)
     if not known:
-        verified.remarks.append(f"{store.name}: there is no store.json")
+        judged.remarks.append(f"{store.name}: there is no store.json")

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from danube.errors import DanubeError, NotFound, StorageFailed
 from danube.wal.verify.broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
-from danube.wal.verify.bytes import Damage, FileSource, Finding, FindingKind, Problem
+from danube.wal.verify.bytes import Damage, FileSource, Finding, FindingKind, Judged, Problem
 from danube.wal.verify.journal import MemberJournal, read_member_identity, read_member_journal
 from danube.wal.verify.objects import ManifestFacts, read_manifest
 from danube.wal.verify.segment import OnBatch, read_segment
 from danube.wal.verify.state import (
+    Cursors,
     Identity,
     Mark,
     log_ids_of,
@@ -43,12 +44,13 @@ _SEGMENT: Final = re.compile(r"(\d{20})\.seg\Z")
 _PARTITION: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})\Z")
 _SET_ASIDE: Final = re.compile(r"([0-9a-f]{16})-(0|[1-9]\d{0,9})-\d{10}(-\d+)?\Z")
 _SPARE: Final = re.compile(r"next-\d+\.seg\.new\Z")  # room for the next segment, beside a live broker
+_STRANGE: Final = "of another broker's log, whose topic has the same id"
+_CURSOR_FILES: Final = ("cursors-a", "cursors-b")
 _KNOWN_FILES: Final = {
     "mark",
     "producers",
     "damage.json",
-    "cursors-a",
-    "cursors-b",
+    *_CURSOR_FILES,
     "subscribed",
     "manifest",
     "owner",
@@ -60,25 +62,27 @@ Wanted = Callable[[Identity], bool]
 
 
 @dataclass
-class LocalPartition:
-    """One partition's directory.  ``segments`` by base offset, with the names of their files."""
+class LocalPartition(Judged):
+    """One partition's directory.  ``segments`` by base offset."""
 
     identity: Identity
     directory: Path
-    segments: list[tuple[str, Segment]] = field(default_factory=list)
+    mark: Mark = field(default_factory=Mark)
+    segments: list[Segment] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)  # files with findings
     manifest: ManifestFacts | None = None  # the copy of the last one that this host installed
     holes: list[tuple[int, int]] = field(default_factory=list)  # offsets that the log passed over, by offset
-    subscriptions: dict[str, bool] = field(default_factory=dict)  # that cursors name; False: removed
+    cursors: Cursors = field(default_factory=Cursors)  # in force
+    subscriptions: set[str] = field(default_factory=set)  # that cursors name, also removed ones
     log_ids: dict[str, bytes] = field(default_factory=dict)  # of cursor files that say whose they are
 
     @property
     def start(self) -> int:
-        return self.segments[0][1].base_offset if self.segments else 0
+        return self.segments[0].base_offset if self.segments else 0
 
     @property
     def end(self) -> int:
-        return max((segment.end_offset for _, segment in self.segments), default=0)
+        return max((segment.end_offset for segment in self.segments), default=0)
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of ``start .. end`` that lie in no hole."""
@@ -90,28 +94,24 @@ class LocalPartition:
                 start = last
         return [*found, (start, end)] if start < end else found
 
+    def check_identity(self, found: Identity | None, path: Path, fault: str = Damage.WRONG_PARTITION) -> None:
+        if found is not None and self.identity[0] >= 0 and found != self.identity:
+            what = f"it is of partition {found[0]:016x}-{found[1]}"
+            self.note(FindingKind.IDENTITY, path, what, 12, fault=fault)
+
 
 @dataclass
-class Verified:
-    """Result of a verification.  ``remarks`` are for people and no fault.
+class Verified(Judged):
+    """Result of a verification.
 
     ``records`` counts a record in a directory and in its store once; ``bytes`` are all that were read.
     """
 
-    findings: list[Finding] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
     partitions: int = 0
     segments: int = 0
     objects: int = 0
     records: int = 0
     bytes: int = 0
-
-    def add(self, where: str, problems: Iterable[Problem]) -> None:
-        self.findings += findings_of(where, problems)
-
-
-def findings_of(where: str, problems: Iterable[Problem]) -> list[Finding]:
-    return [Finding(one.kind, where, one.what, *one[2:5]) for one in problems]
 
 
 def every_partition(_: Identity) -> bool:
@@ -126,20 +126,19 @@ def verify_broker(directory: Path, verified: Verified) -> None:
         data = _content(path)
         begun = (directory / "incarnation").exists() or (directory / "format").exists()
         if data is None and expected and used and begun:
-            what = "a broker ran here, and the file is missing"
-            verified.findings.append(Finding(FindingKind.MISSING, str(path), what, 0))
+            verified.note(FindingKind.MISSING, path, "a broker ran here, and the file is missing", 0)
         _add_flaw(flaw_of(data) if data is not None else None, path, verified)
     for proof in (directory / "raft" / "raft.id", directory / "raft" / "raft.log"):
         if proof.exists() and not (directory / "node_id").exists():
             what = f"{proof} says that this is a member of a cluster, and the file that names it is missing"
-            verified.findings.append(Finding(FindingKind.MISSING, str(directory / "node_id"), what, 0))
+            verified.note(FindingKind.MISSING, directory / "node_id", what, 0)
             break
 
 
-def _add_flaw(flaw: Flaw | None, path: Path, verified: Verified) -> None:
+def _add_flaw(flaw: Flaw | None, path: Path, judged: Judged) -> None:
     if flaw is not None:
         kind, what = flaw
-        verified.findings.append(Finding(kind, str(path), what, 0))
+        judged.note(kind, path, what, 0)
 
 
 def _set_aside_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
@@ -193,7 +192,7 @@ def verify_tree(
         if wanted(identity):
             progress(path.name)
             partition = verify_partition(path, identity, verified)
-            _verify_log_ids(partition, log_ids.get(identity[0]), verified)
+            judge_log_ids(partition.segments, partition.log_ids, log_ids.get(identity[0]), verified)
             if (witness := witnesses.pop(path.name, None)) is not None:
                 _verify_witnessed(partition, witness, directory / "witnesses" / path.name, verified)
             locals_.append(partition)
@@ -234,14 +233,13 @@ def _verify_witnessed(
     if now.began and not partition.segments:
         end = max(now.end, start)
         what = "all segments of the log, which its witness saw, are gone"
-        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what, -1, start, end))
+        verified.note(FindingKind.MISSING, partition.directory, what, -1, start, end)
     elif partition.segments and start < partition.start:
         what = f"its witness saw the log from offset {start} on"
-        where, span = str(partition.directory), (start, partition.start)
-        verified.findings.append(Finding(FindingKind.MISSING, where, what, -1, *span))
-    for name in sorted((before.subscriptions & now.subscriptions) - partition.subscriptions.keys()):
+        verified.note(FindingKind.MISSING, partition.directory, what, -1, start, partition.start)
+    for name in sorted((before.subscriptions & now.subscriptions) - partition.subscriptions):
         what = f"subscription {name!r} had a cursor, and there is none"
-        verified.findings.append(Finding(FindingKind.MISSING, str(partition.directory), what))
+        verified.note(FindingKind.MISSING, partition.directory, what)
 
 
 def _verify_gone(
@@ -257,8 +255,7 @@ def _verify_gone(
         verified.remarks.append(f"{directory / 'witnesses' / name}: of a topic that is not known")
         return
     what = "the directory of the log, which its witness saw, is gone"
-    span = (witness.start, witness.end)
-    verified.findings.append(Finding(FindingKind.MISSING, str(path), what, -1, *span))
+    verified.note(FindingKind.MISSING, path, what, -1, witness.start, witness.end)
 
 
 def _log_ids(directory: Path) -> dict[int, bytes]:
@@ -270,20 +267,21 @@ def _log_ids(directory: Path) -> dict[int, bytes]:
     return log_ids_of((one.topic, one.topic_id, one.created_us) for one in state.topics())
 
 
-def _verify_log_ids(partition: LocalPartition, log_id: bytes | None, verified: Verified) -> None:
-    """No segment is of another log, whose topic has the same id."""
-    for name, segment in partition.segments:
+def judge_log_ids(
+    segments: Iterable[Segment], cursors: Mapping[str, bytes], log_id: bytes | None, judged: Judged
+) -> None:
+    """No segment, and no cursors, are of another log, whose topic has the same id; ``log_id`` if known."""
+    for segment in segments:
         if any(segment.log_id):
             log_id = log_id or segment.log_id
             if segment.log_id != log_id:
-                what = "it is of another broker's log, whose topic has the same id"
-                where, span = str(partition.directory / name), (segment.base_offset, segment.end_offset)
-                verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 44, *span))
-    for name, found in partition.log_ids.items():
+                what, span = f"it is {_STRANGE}", (segment.base_offset, segment.end_offset)
+                judged.note(FindingKind.IDENTITY, segment.where, what, 44, *span, Damage.WRONG_PARTITION)
+    for where, found in cursors.items():
         log_id = log_id or found
         if found != log_id:
-            where, what = str(partition.directory / name), "its cursors are of another broker's log"
-            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
+            what = f"its cursors are {_STRANGE}"
+            judged.note(FindingKind.IDENTITY, where, what, 40, fault=Damage.WRONG_PARTITION)
 
 
 def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
@@ -292,15 +290,14 @@ def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
         data = _content(path)
         if data is None:
             if expected:
-                what = "without it nobody knows which topics there are"
-                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+                verified.note(FindingKind.MISSING, path, "without it nobody knows which topics there are")
             else:
                 verified.remarks.append(f"{path}: there is none")
             return
         problems = read_metadata_log(data).problems
         if not problems:
             break
-    verified.add(str(path), problems)
+    verified.add(path, problems)
 
 
 def _verify_member(directory: Path, verified: Verified) -> None:
@@ -312,22 +309,22 @@ def _verify_member(directory: Path, verified: Verified) -> None:
         if data is None:
             if _content(name) is not None:
                 what = f"{name} says that there was one, and with it the member's votes"
-                verified.findings.append(Finding(FindingKind.MISSING, str(path), what))
+                verified.note(FindingKind.MISSING, path, what)
             return
         journal = read_member_journal(data)
         if not journal.problems:
             break
-    verified.add(str(path), journal.problems)
+    verified.add(path, journal.problems)
     data = _content(name)
     if data is None:
         verified.remarks.append(f"{name}: there is none; it is written with the next journal")
     elif (identity := read_member_identity(data)) is None:
-        verified.findings.append(Finding(FindingKind.CHECKSUM, str(name), "it names no cluster and node"))
+        verified.note(FindingKind.CHECKSUM, name, "it names no cluster and node")
     elif journal.identity[0] and identity != journal.identity:
         what = (
             f"it is of node {identity[1]} in cluster {identity[0]}, the journal is of {journal.identity[1]}"
         )
-        verified.findings.append(Finding(FindingKind.IDENTITY, str(name), what))
+        verified.note(FindingKind.IDENTITY, name, what)
 
 
 def _content(path: Path) -> bytes | None:
@@ -345,42 +342,49 @@ def verify_partition(path: Path, identity: Identity, verified: Verified) -> Loca
     """Check one partition's directory."""
     partition = LocalPartition(identity, path)
     verified.partitions += 1
-    mark = _verify_mark(path, identity, verified)
+    read_mark_of(partition)
     try:
-        names = _read_segments(partition, mark, verified)
+        names = _read_segments(partition)
     except FileNotFoundError:
-        return partition
-    verified.segments += len(partition.segments)
-    _verify_tails(partition, mark, verified)
-    for _, segment in partition.segments:
-        verified.records += segment.record_count
-        verified.bytes += segment.size
-    partition.damaged = {
-        Path(finding.where).name for finding in verified.findings if Path(finding.where).parent == path
-    }
-    _verify_holes(partition, verified)
-    _verify_order(partition, verified)
-    if mark.number and partition.end < mark.synced_end:
-        what = f"records below offset {mark.synced_end} were synced, and are not there"
-        where = str(path / "mark")
-        for start, end in partition.missing(partition.end, mark.synced_end):
-            verified.findings.append(Finding(FindingKind.GAP, where, what, 32, start, end))
-    _verify_cursors(partition, verified)
-    _verify_producers(path, identity, verified)
-    if (owner := _content(path / "owner")) is not None:
-        _add_flaw(flaw_of_owner(owner), path / "owner", verified)
-    _verify_copy(partition, verified)
+        names = []
+    else:
+        verified.segments += len(partition.segments)
+        verified.records += sum(segment.record_count for segment in partition.segments)
+        verified.bytes += sum(segment.size for segment in partition.segments)
+        _judge(partition)
     for name in names:
         if ".seg.aside" in name:
-            verified.remarks.append(f"{path / name}: set aside at an opening, never read")
+            partition.remarks.append(f"{path / name}: set aside at an opening, never read")
         elif name.endswith(".new") and not _SPARE.match(name):
-            verified.remarks.append(f"{path / name}: an unfinished replacement")
+            partition.remarks.append(f"{path / name}: an unfinished replacement")
         elif name not in _KNOWN_FILES and not _SEGMENT.match(name) and not _SPARE.match(name):
-            verified.remarks.append(f"{path / name}: not one of Danube's files")
+            partition.remarks.append(f"{path / name}: not one of Danube's files")
+    verified.findings += partition.findings
+    verified.remarks += partition.remarks
     return partition
 
 
-def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) -> list[str]:
+def _judge(partition: LocalPartition) -> None:
+    """Judge the segments that were read, and read and judge the small files beside them."""
+    path = partition.directory
+    judge_segments(partition)
+    partition.damaged = {finding.where for finding in partition.findings}
+    read_holes_of(partition)
+    for one in (each for pair in pairwise(partition.segments) for each in neighbours(*pair)):
+        if one.fault == Damage.OFFSETS_MISSING:
+            gaps = partition.missing(one.start, one.end)
+            partition.findings += [one._replace(start=start, end=end) for start, end in gaps]
+        else:
+            partition.findings.append(one)
+    judge_mark(partition)
+    read_cursors_of(partition)
+    _verify_producers(partition)
+    if (owner := _content(path / "owner")) is not None:
+        _add_flaw(flaw_of_owner(owner), path / "owner", partition)
+    _verify_copy(partition)
+
+
+def _read_segments(partition: LocalPartition) -> list[str]:
     """Read the segments of one moment, though a broker evicts or merges files meanwhile; returns all names.
 
     If a file is gone before it was read, the results of the files in front of it are discarded.  Raises
@@ -400,14 +404,14 @@ def _read_segments(partition: LocalPartition, mark: Mark, verified: Verified) ->
             key = (name, inodes[name])
             segment = known.get(key)
             if segment is None:
-                segment = _verify_file(path / name, int(match[1]), partition.identity, mark, verified)
+                segment = read_file(path / name, int(match[1]), partition.identity)
             if segment is None:
                 complete = False
                 partition.segments.clear()
             else:
                 if segment.sealed:  # any other grows, and one that rolled would seem to end where it was read
                     known[key] = segment
-                partition.segments.append((name, segment))
+                partition.segments.append(segment)
         if complete:
             break
     return names
@@ -423,30 +427,28 @@ def _inodes(path: Path) -> dict[str, int]:
         raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
 
 
-def _verify_mark(path: Path, identity: Identity, verified: Verified) -> Mark:
-    mark = Mark()
+def read_mark_of(partition: LocalPartition) -> None:
+    """Read the mark, before what it speaks of."""
+    path = partition.directory / "mark"
     for _ in range(ATTEMPTS):  # a broker may be writing one of the slots
-        mark = read_mark(_content(path / "mark") or b"")
-        if not mark.problems:
+        partition.mark = read_mark(_content(path) or b"")
+        if not partition.mark.problems:
             break
-    verified.add(str(path / "mark"), mark.problems)
-    _check_identity(mark.identity if mark.number else None, identity, path / "mark", verified)
-    return mark
+    mark = partition.mark
+    partition.add(path, mark.problems, Damage.MARK_DAMAGED)
+    partition.check_identity(mark.identity if mark.number else None, path, Damage.MARK_DAMAGED)
 
 
-def _check_identity(found: Identity | None, identity: Identity, path: Path, verified: Verified) -> None:
-    if found is not None and identity[0] >= 0 and found != identity:
-        what = f"it is of partition {found[0]:016x}-{found[1]}"
-        verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, 12))
-
-
-def read_file(path: Path, base_offset: int, on_batch: OnBatch | None = None) -> Segment | None:
+def read_file(
+    path: Path, base_offset: int, identity: Identity = (-1, -1), on_batch: OnBatch | None = None
+) -> Segment | None:
     """A segment file, read anew while it changes and looks wrong; None if it was deleted meanwhile."""
     segment: Segment | None = None
+    expected = identity if identity[0] >= 0 else None
     try:
         for _ in range(ATTEMPTS):
             with FileSource(path) as source:
-                segment = read_segment(source, base_offset, on_batch)
+                segment = read_segment(source, base_offset, on_batch, where=str(path), identity=expected)
             status = path.stat()
             clean = not segment.problems and segment.tail is None
             if clean or (status.st_size == segment.size and segment.sealed):
@@ -458,31 +460,19 @@ def read_file(path: Path, base_offset: int, on_batch: OnBatch | None = None) -> 
     return segment
 
 
-def _verify_file(
-    path: Path, base_offset: int, identity: Identity, mark: Mark, verified: Verified
-) -> Segment | None:
-    segment = read_file(path, base_offset)
-    if segment is None:
-        return None
-    if _never_written(segment) and mark.base_offset < base_offset:
-        verified.remarks.append(f"{path}: room for a segment whose first record was never written")
-    else:
-        verified.add(str(path), [one for one in segment.problems if not _begun_seal(segment, one)])
-    if segment.has_header or segment.sealed:
-        _check_identity((segment.topic_id, segment.partition), identity, path, verified)
-    return segment
-
-
-def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> None:
-    """Check the bytes behind the last batch of each unsealed segment."""
-    sealed_end = max((one.end_offset for _, one in partition.segments if one.sealed), default=0)
-    followings = [one.base_offset for _, one in partition.segments[1:]]
-    for (name, segment), following in zip_longest(partition.segments, followings):
-        path = str(partition.directory / name)
-        sealed_behind = segment.base_offset < sealed_end
-        begun = segment.begun_seal and not sealed_behind
-        if segment.begun_seal and sealed_behind:
-            verified.add(path, [one for one in segment.problems if _begun_seal(segment, one)])
+def judge_segments(partition: LocalPartition) -> None:
+    """Note the faults of each file, and judge the bytes behind the last batch of each unsealed one."""
+    mark, segments = partition.mark, partition.segments
+    sealed_end = max((one.end_offset for one in segments if one.sealed), default=0)
+    followings = [one.base_offset for one in segments[1:]]
+    for segment, following in zip_longest(segments, followings):
+        path, sealed_behind = segment.where, segment.base_offset < sealed_end
+        begun = segment.begun_seal and not sealed_behind  # a power cut may have left the footer unfinished
+        if _never_written(segment) and mark.base_offset < segment.base_offset:
+            partition.remarks.append(f"{path}: room for a segment whose first record was never written")
+        else:
+            faults = segment.faults
+            partition.add(path, [one for one in faults if not begun or one.fault != Damage.FOOTER_DAMAGED])
         position, end = segment.tail or (0, 0)
         synced = mark.position if mark.base_offset == segment.base_offset else 0
         if mark.base_offset > segment.base_offset and (sealed_behind or following != segment.end_offset):
@@ -490,16 +480,11 @@ def _verify_tails(partition: LocalPartition, mark: Mark, verified: Verified) -> 
         if position < min(end, synced):
             what = f"no batch can be read from position {position} to {end}, which was synced"
             offset = segment.end_offset
-            verified.findings.append(Finding(FindingKind.CHECKSUM, path, what, position, offset, offset))
+            partition.note(FindingKind.CHECKSUM, path, what, position, offset, offset, Damage.BATCH_HEADER)
         elif begun:
-            verified.remarks.append(f"{path}: its seal was never finished; the next start seals it")
+            partition.remarks.append(f"{path}: its seal was never finished; the next start seals it")
         elif segment.tail is not None:
-            verified.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
-
-
-def _begun_seal(segment: Segment, problem: Problem) -> bool:
-    """Whether it is about a footer that a power cut may have left unfinished."""
-    return segment.begun_seal and problem.fault == Damage.FOOTER_DAMAGED
+            partition.remarks.append(f"{path}: {end - position} bytes from {position} on were never finished")
 
 
 def _never_written(segment: Segment) -> bool:
@@ -512,77 +497,84 @@ def _never_written(segment: Segment) -> bool:
     )
 
 
-def _verify_holes(partition: LocalPartition, verified: Verified) -> None:
-    """Check the offsets that the log says it passed over."""
+def read_holes_of(partition: LocalPartition) -> None:
+    """Read and check the offsets that the log says it passed over."""
     path = partition.directory / "holes"
     data = _content(path)
     if data is None:
         return
     partition.holes, problems = read_holes(data)
-    verified.add(str(path), problems)
+    partition.add(path, problems, Damage.HOLES_DAMAGED)
     for start, end in partition.holes:
-        if any(one.base_offset < end and start < one.end_offset for _, one in partition.segments):
+        if any(one.base_offset < end and start < one.end_offset for one in partition.segments):
             what = "the log has records at offsets that it says to have passed over"
-            verified.findings.append(Finding(FindingKind.OVERLAP, str(path), what, -1, start, end))
+            partition.note(FindingKind.OVERLAP, path, what, -1, start, end, Damage.HOLES_DAMAGED)
 
 
-def _verify_order(partition: LocalPartition, verified: Verified) -> None:
-    """How the files follow each other."""
-    for (name, before), (after_name, after) in zip(partition.segments, partition.segments[1:], strict=False):
-        where = str(partition.directory / after_name)
-        if after.base_offset < before.end_offset and after.batch_count:
-            what = f"it repeats offsets that {name} holds"
-            end = min(before.end_offset, after.end_offset)
-            verified.findings.append(Finding(FindingKind.OVERLAP, where, what, -1, after.base_offset, end))
-        elif after.base_offset > before.end_offset:
-            what = f"offsets are missing between {name} and this file"
-            for start, end in partition.missing(before.end_offset, after.base_offset):
-                verified.findings.append(Finding(FindingKind.GAP, where, what, -1, start, end))
-        hashes = (before.content_hash, before.chain_hash)
-        if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
-            what = f"its previous hash is not the content hash of {name}"
-            verified.findings.append(Finding(FindingKind.CHAIN, where, what, after.data_end))
-        if after.has_header and before.has_header and after.epoch < before.epoch:
-            what = f"its epoch {after.epoch} is lower than that of {name}"
-            verified.findings.append(Finding(FindingKind.IDENTITY, where, what, 40))
+def neighbours(before: Segment, after: Segment) -> Iterator[Finding]:
+    """How a segment follows the one before it."""
+    where, name, start = after.where, Path(before.where).name, after.base_offset
+    if start < before.end_offset and after.batch_count:
+        what, end = f"it repeats offsets that {name} holds", min(before.end_offset, after.end_offset)
+        yield Finding(FindingKind.OVERLAP, where, what, -1, start, end, Damage.OFFSETS_REPEATED)
+    elif start > before.end_offset:
+        what = f"offsets are missing between {name} and this file"
+        yield Finding(FindingKind.GAP, where, what, -1, before.end_offset, start, Damage.OFFSETS_MISSING)
+    hashes = (before.content_hash, before.chain_hash)
+    if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
+        what = f"its previous hash is not the content hash of {name}"
+        yield Finding(FindingKind.CHAIN, where, what, after.data_end, fault=Damage.CHAIN)
+    if 0 <= after.first_epoch < before.epoch:
+        what = f"its epoch {after.first_epoch} is lower than that of {name}"
+        yield Finding(FindingKind.IDENTITY, where, what, 40, fault=Damage.EPOCH_ORDER)
 
 
-def _verify_cursors(partition: LocalPartition, verified: Verified) -> None:
-    """Both files; the older one may be in the middle of being overwritten."""
-    path, identity = partition.directory, partition.identity
-    found = []
-    names = ("cursors-a", "cursors-b")
-    for name in names:
-        _verify_size(path / name, _CURSORS_BYTES_MAX, verified)
+def judge_mark(partition: LocalPartition) -> None:
+    """All that was synced is there."""
+    mark = partition.mark
+    if mark.number and partition.end < mark.synced_end:
+        what = f"records below offset {mark.synced_end} were synced, and are not there"
+        for span in partition.missing(partition.end, mark.synced_end):
+            path = partition.directory / "mark"
+            partition.note(FindingKind.GAP, path, what, 32, *span, Damage.SYNCED_LOST)
+
+
+def read_cursors_of(partition: LocalPartition) -> None:
+    """Read and check both files; the older one may be in the middle of being overwritten."""
+    path, fault = partition.directory, Damage.CURSOR_DAMAGED
+    found: list[tuple[str, Cursors]] = []
+    for name in _CURSOR_FILES:
+        _verify_size(path / name, _CURSORS_BYTES_MAX, partition)
     for _ in range(ATTEMPTS):
         found = [
             (name, read_cursors(data))
-            for name in names
+            for name in _CURSOR_FILES
             if (path / name).is_file() and (data := _content(path / name)) is not None
         ]
         if not any(cursors.problems for _, cursors in found):
             break
     newest = max((cursors.generation for _, cursors in found), default=0)
     proven = newest or (path / "subscribed").exists()
-    for name in sorted({*names} - {name for name, _ in found}):
+    for name in sorted({*_CURSOR_FILES} - {name for name, _ in found}):
         if proven or ((path / name).exists() and not (path / name).is_file()):
             what = "cursors of subscriptions were here, and the file is missing"
-            verified.findings.append(Finding(FindingKind.MISSING, str(path / name), what))
+            partition.note(FindingKind.MISSING, path / name, what, fault=fault)
     for name, cursors in found:
         if cursors.generation == newest or not any(
             other.generation == newest and not other.problems for _, other in found
         ):
-            verified.add(str(path / name), cursors.problems + state_problems(cursors))
+            partition.add(path / name, cursors.problems + state_problems(cursors), fault)
         elif cursors.problems:
-            verified.remarks.append(f"{path / name}: an older generation, which is not whole")
-        _check_identity(cursors.identity if cursors.generation else None, identity, path / name, verified)
+            partition.remarks.append(f"{path / name}: an older generation, which is not whole")
+        partition.check_identity(cursors.identity if cursors.generation else None, path / name)
     for name, cursors in sorted(found, key=lambda one: one[1].generation):
-        partition.subscriptions |= {each: state is not None for each, state in cursors.states.items()}
+        partition.cursors = cursors
+        partition.subscriptions |= cursors.states.keys()
         if any(cursors.log_id):
-            partition.log_ids[name] = cursors.log_id
+            partition.log_ids[str(path / name)] = cursors.log_id
 
 
-def _verify_size(path: Path, size_max: int, verified: Verified) -> None:
+def _verify_size(path: Path, size_max: int, partition: LocalPartition) -> None:
     """Report a file that is longer than any file of its kind: an opening would not read all of it."""
     try:
         size = path.stat().st_size
@@ -590,18 +582,19 @@ def _verify_size(path: Path, size_max: int, verified: Verified) -> None:
         return
     if size > size_max:
         what = f"it has {size} bytes, more than any that was written"
-        verified.findings.append(Finding(FindingKind.CHECKSUM, str(path), what, size_max))
+        partition.note(FindingKind.CHECKSUM, path, what, size_max, fault=Damage.CURSOR_DAMAGED)
 
 
-def _verify_producers(path: Path, identity: Identity, verified: Verified) -> None:
+def _verify_producers(partition: LocalPartition) -> None:
+    path = partition.directory
     data = _content(path / "producers")
     if data is not None:
         producers = read_producers(data)
-        verified.add(str(path / "producers"), producers.problems)
-        _check_identity(None if producers.problems else producers.identity, identity, path, verified)
+        partition.add(path / "producers", producers.problems)
+        partition.check_identity(None if producers.problems else producers.identity, path)
 
 
-def _verify_copy(partition: LocalPartition, verified: Verified) -> None:
+def _verify_copy(partition: LocalPartition) -> None:
     """The manifest that this host installed last."""
     path = partition.directory / "manifest"
     data = _content(path)
@@ -609,27 +602,27 @@ def _verify_copy(partition: LocalPartition, verified: Verified) -> None:
         return
     facts = read_manifest(data)
     problems = [problem for problem in facts.problems if problem.kind is not FindingKind.GAP]
-    verified.add(str(path), problems)
+    partition.add(path, problems)
     if not problems:
         partition.manifest = facts
-        _check_identity(facts.identity, partition.identity, path, verified)
-        _verify_named(partition, facts, path, verified)
+        partition.check_identity(facts.identity, path)
+        _verify_named(partition, facts, path)
 
 
-def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path, verified: Verified) -> None:
+def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path) -> None:
     """A manifest does not say whose log it is of; the segments that it names do."""
     hashes = {
         (one.base_offset, one.end_offset): one.content_hash for one in facts.entries if not one.flags & 6
     }
-    for name, segment in partition.segments:
+    for segment in partition.segments:
         span = (segment.base_offset, segment.end_offset)
         if (
             segment.sealed
             and not segment.compacted
             and hashes.get(span, segment.content_hash) != segment.content_hash
         ):
-            what = f"it names other records than {name} holds: it is of another log"
-            verified.findings.append(Finding(FindingKind.IDENTITY, str(path), what, -1, *span))
+            what = f"it names other records than {Path(segment.where).name} holds: it is of another log"
+            partition.note(FindingKind.IDENTITY, path, what, -1, *span)
             return
 
 

@@ -55,7 +55,7 @@ class Segment(msgspec.Struct):
     ``tail``: bytes behind the last batch of an unsealed one.  ``log_id``: zeros if it does not say which log
     it is of.  ``begun_seal``: whole sectors of its damaged footer are missing.  That is no fault where a
     power cut can have left it: in a data directory, when no later segment is sealed.  ``claimed_end``: which
-    the whole summary of such a footer names.
+    the whole summary of such a footer names.  ``where``: the file's path or the object's key.
     """
 
     base_offset: int
@@ -86,10 +86,19 @@ class Segment(msgspec.Struct):
     gaps: list[tuple[int, int]] = msgspec.field(default_factory=list)
     problems: list[Problem] = msgspec.field(default_factory=list)
     left_out: int = 0  # problems that are too many
+    where: str = ""
 
     @property
     def compacted(self) -> bool:
         return bool(self.flags & COMPACTED)
+
+    @property
+    def faults(self) -> list[Problem]:
+        """Its problems, and how many more there were."""
+        if not self.left_out:
+            return self.problems
+        what = f"{self.left_out} more findings are not listed"
+        return [*self.problems, Problem(FindingKind.CHECKSUM, what, -1, fault=Damage.FINDINGS_LEFT_OUT)]
 
     @property
     def chained(self) -> bool:

@@ -46,7 +46,6 @@ from danube.spark.jobs.running import (
     no_progress,
     runner_for,
 )
-from danube.spark.jobs.validate.store import partitions_in
 from danube.wal.segments.key_compaction import KEYS_MAX
 from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
 from danube.wal.tier.keys import segment_key
@@ -54,6 +53,7 @@ from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
 from danube.wal.tier.rewriting import last_compacted, replacing_in_order
 from danube.wal.tier.staged import Staged, decode_staged
 from danube.wal.tier.uploader import Change, Ownership, Uploader, in_turn, replacing
+from danube.wal.verify.store import partitions_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +180,8 @@ class _Job:
             self.log_ids = {record.topic_id: log_id_of_topic(record) for record in topics}
 
     def _manifests(self) -> list[Manifest]:
-        found = [self.place.manifest(each) for each in partitions_in(self.place.store()) if each is not None]
+        partitions = [LogIdentity(*each) for each in partitions_in(self.place.store()) if each[0] >= 0]
+        found = [self.place.manifest(each) for each in partitions]
         wanted = [one for one in found if one is not None and self.options.wants(one.topic)]
         return [one for one in wanted if not self._left_alone(one)]
 

@@ -15,10 +15,9 @@ import numpy as np
 from danube.core.batch.format import Flag
 from danube.spark.jobs.findings import Expected, SegmentFacts
 from danube.spark.jobs.validate.rows import EXAMINER
-from danube.wal.segments.segment import HEADER_BYTES, STRANGER, stranger
 from danube.wal.verify.bytes import Damage, Source
 from danube.wal.verify.segment import SUMMARY_BYTES, fill
-from danube.wal.verify.walk import Octets, Rows, Verdict
+from danube.wal.verify.walk import HEADER_BYTES, Octets, Rows, Verdict
 
 _SCHEMA_ID: Final = int(Flag.SCHEMA_ID)
 
@@ -39,8 +38,6 @@ def validate_segment(source: Source, expected: Expected, on_batch: OnBatch | Non
         facts.problems = [one for one in facts.problems if one.fault != Damage.SEGMENT_HEADER]
         if expected.sealed:
             facts.note(Damage.SEGMENT_HEADER, "the header is missing", 0)
-    if stranger(facts.log_id, expected.log_id):
-        facts.note(Damage.WRONG_PARTITION, STRANGER, 44)
     if (
         expected.sealed
         and not facts.sealed

@@ -124,19 +124,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[SegmentFacts])
 
 
-class SegmentWork(NamedTuple):
-    """One segment to read: the path of a file, or the key and size of an object."""
-
-    expected: Expected
-    name: str
-    size: int
-
-
 class ValidateTask(NamedTuple):
     """Segments of one place; ``payloads``: inflate all columns and compare payloads with their schemas."""
 
     place: AnyPlace
-    segments: tuple[SegmentWork, ...]
+    segments: tuple[Expected, ...]
     payloads: bool
 
 
@@ -150,14 +142,14 @@ def decode(data: bytes) -> list[SegmentFacts]:
     return _decoder.decode(data)
 
 
-def _validate(task: ValidateTask, one: SegmentWork) -> SegmentFacts:
-    expected = one.expected
-    facts = SegmentFacts(expected.base_offset, one.size, expected.base_offset, where=expected.where)
+def _validate(task: ValidateTask, expected: Expected) -> SegmentFacts:
+    where, size = expected.where, expected.size
+    facts = SegmentFacts(expected.base_offset, size, expected.base_offset, where=where)
     try:
-        path = local_path(task.place, one.name)
+        path = local_path(task.place, where)
         if path is None and isinstance(task.place, StorePlace):
-            return _judge(task, ObjectSource(task.place.store(), one.name, one.size), expected)
-        with FileSource(path or Path(one.name)) as source:
+            return _judge(task, ObjectSource(task.place.store(), where, size), expected)
+        with FileSource(path or Path(where)) as source:
             return _judge(task, source, expected)
     except (FileNotFoundError, ObjectMissing):
         facts.gone = True  # deleted since it was planned: the planner knows whether it may be

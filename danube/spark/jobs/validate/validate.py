@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from danube.config.sections import parse_boolean
-from danube.errors import DanubeError, NotFound
-from danube.host import clock
+from danube.errors import DanubeError, NotFound, StoreRefused, StoreUnavailable
 from danube.limits import GIB
 from danube.spark.history.options import Readers, one_of
 from danube.spark.history.places import AnyPlace, DataDirectory, StorePlace, open_place
-from danube.spark.jobs.findings import Finding, Report, SegmentFacts, Severity, finding
+from danube.spark.jobs.findings import Finding, Report, SegmentFacts, Severity, finding, findings_in
 from danube.spark.jobs.options import JobOptions, read_job_options, reported
 from danube.spark.jobs.running import (
     Pace,
@@ -38,31 +38,16 @@ from danube.spark.jobs.running import (
     packed,
     runner_for,
 )
-from danube.spark.jobs.validate.directory import (
-    ATTEMPTS,
-    DirectoryPlan,
-    directories,
-    directory_state,
-    judge_directory,
-    plan_directory,
-    remarks_of,
-)
+from danube.spark.jobs.validate.directory import DirectoryPlan
 from danube.spark.jobs.validate.order import check_schemas
-from danube.spark.jobs.validate.store import (
-    Listed,
-    StorePlan,
-    check_copies,
-    check_other,
-    judge_store,
-    list_partition,
-    manifest_names,
-    partitions_in,
-    plan_store,
-)
-from danube.spark.jobs.validate.task import SegmentWork, ValidateTask, decode, validate
-from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
-from danube.wal.stores.objects import ObjectStore
-from danube.wal.verify.bytes import Damage
+from danube.spark.jobs.validate.store import StorePlan, check_copies, plan_store
+from danube.spark.jobs.validate.task import ValidateTask, decode, validate
+from danube.wal.segments.segment import log_id_of_topic
+from danube.wal.verify.bytes import Damage, Judged
+from danube.wal.verify.state import Identity
+from danube.wal.verify.store import partitions_in, verify_other
+from danube.wal.verify.tree import ATTEMPTS
+from danube.wal.verify.tree import partitions_in as directories_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +55,7 @@ if TYPE_CHECKING:
 TASK_BYTES_MAX: Final = 2 * GIB
 FINDINGS_SCHEMA: Final = "file string, byte long, offset long, kind string, detail string, severity string"
 
-Plan = DirectoryPlan | StorePlan
+Plan = TypeVar("Plan", DirectoryPlan, StorePlan)
 
 
 READERS: Final[Readers] = {
@@ -113,75 +98,41 @@ class _Job:
         self._log_ids: dict[int, bytes] = {}  # both by topic id
 
     def run(self) -> None:
-        place = self._options.place()
-        local: dict[LogIdentity, list[SegmentFacts]] = {}
-        stored: dict[LogIdentity, tuple[StorePlan, list[SegmentFacts]]] = {}
+        place, other = self._options.place(), self._options.get("store")
+        local: dict[Identity, DirectoryPlan] = {}
+        self._learn_names(place)
         if isinstance(place, DataDirectory):
-            self._learn_names(place)
             local = self._directory(place)
-            if self._options.get("store"):
-                stored = self._store(open_place(self._options.get("store"), self._options.settings))
+            place_of_store = open_place(other, self._options.settings) if other else None
         else:
-            stored = self._store(place)
-        for identity, (plan, objects) in stored.items():
-            self._add(check_copies(plan, local.get(identity, []), objects))
+            place_of_store = place
+        if place_of_store is not None:
+            for identity, stored in self._store(place_of_store).items():
+                if identity in local:
+                    self._add(check_copies(local[identity], stored))
         self.report.facts |= {"storage": place.name, "by_kind": self.report.by_kind}
 
-    def _add(self, findings: Iterable[Finding]) -> None:
-        self.report.findings += findings
+    def _add(self, judged: Judged) -> None:
+        self.report.findings += findings_in(judged)
+        self.report.remarks += judged.remarks
 
     def _learn_names(self, place: AnyPlace) -> None:
         try:
             for record in place.metadata().topics():
                 self._names[record.topic_id] = record.topic
-                log_id = log_id_of_topic(record)
-                self._log_ids[record.topic_id] = log_id
-        except (NotFound, DanubeError) as error:
+                self._log_ids[record.topic_id] = log_id_of_topic(record)
+        except (NotFound, StoreUnavailable, StoreRefused):
             if isinstance(place, DataDirectory):
-                self._add(
-                    [finding(Damage.METADATA_DAMAGED, f"{place.name}/metadata/metadata.log", str(error))]
-                )
+                raise
+        except DanubeError as error:
+            where = "metadata/metadata.log" if isinstance(place, DataDirectory) else "metadata"
+            found = finding(Damage.METADATA_DAMAGED, f"{place.name}/{where}", str(error))
+            self.report.findings.append(found)
 
-    def _log_id(self, identity: LogIdentity) -> bytes:
-        return self._log_ids.get(identity.topic_id, NO_LOG)
-
-    def _plan_store(
-        self, store: ObjectStore, identity: LogIdentity, listed: Listed, now_us: int
-    ) -> StorePlan:
-        return plan_store(store, identity, listed, now_us, self._log_id(identity))
-
-    def _wanted(self, identity: LogIdentity, name: str = "") -> bool:
+    def _wanted(self, identity: Identity, name: str = "") -> bool:
         if not self._options.get("topic"):
             return True
-        return self._options.wants(name or self._names.get(identity.topic_id, ""))
-
-    # -- a data directory --------------------------------------------------------------------------
-
-    def _directory(self, place: DataDirectory) -> dict[LogIdentity, list[SegmentFacts]]:
-        waiting = [pair for pair in directories(place) if self._wanted(pair[0])]
-        self._check_wanted(bool(waiting))
-        kept: dict[LogIdentity, list[SegmentFacts]] = {}
-        for attempt in range(ATTEMPTS):
-            plans = [
-                plan_directory(identity, directory, self._log_id(identity)) for identity, directory in waiting
-            ]
-            again: list[tuple[LogIdentity, Any]] = []
-            for plan, segments in zip(plans, self._read(place, plans), strict=True):
-                there = [facts for facts in segments if not facts.gone]
-                found = judge_directory(plan, there)
-                changed = len(there) < len(segments) or directory_state(plan.directory) != plan.state
-                if found and changed and attempt < ATTEMPTS - 1:
-                    again.append((plan.identity, plan.directory))
-                    continue
-                self._add(found)
-                self.report.remarks += plan.remarks + remarks_of(there)
-                self._count(there)
-                kept[plan.identity] = there
-            waiting = again
-            if not waiting:
-                break
-        self._check_schemas(place, kept.values())
-        return kept
+        return self._options.wants(name or self._names.get(identity[0], ""))
 
     def _check_wanted(self, some: bool) -> None:
         if not some and self._options.get("topic"):
@@ -190,48 +141,48 @@ class _Job:
                 hint="names begin with their namespace: /default/orders",
             )
 
-    # -- a store ------------------------------------------------------------------------------------
+    def _directory(self, place: DataDirectory) -> dict[Identity, DirectoryPlan]:
+        found = [pair for pair in directories_in(Path(place.path)) if self._wanted(pair[0])]
+        self._check_wanted(bool(found))
+        return self._settled(place, [DirectoryPlan(*pair, self._log_ids.get(pair[0][0])) for pair in found])
 
-    def _store(self, place: AnyPlace) -> dict[LogIdentity, tuple[StorePlan, list[SegmentFacts]]]:
+    def _store(self, place: AnyPlace) -> dict[Identity, StorePlan]:
         if not isinstance(place, StorePlace):
             raise NotFound(f"{place.name} is a data directory and no store", hint="name the store's URL")
-        store = place.store()
+        store, others = place.store(), Judged()
         listed = partitions_in(store)
-        self._add(check_other(store, listed.pop(None, [])))
-        waiting = dict(listed)
-        kept: dict[LogIdentity, tuple[StorePlan, list[SegmentFacts]]] = {}
-        for attempt in range(ATTEMPTS):
-            now_us = clock.wall_us()
-            plans = [
-                plan
-                for identity, objects in waiting.items()
-                if identity is not None
-                and self._wanted(identity, (plan := self._plan_store(store, identity, objects, now_us)).topic)
-            ]
-            if not attempt:
-                self._check_wanted(bool(plans))
-            waiting = {}
-            for plan, segments in zip(plans, self._read(place, plans), strict=True):
-                found = judge_store(plan, segments)
-                if found and attempt < ATTEMPTS - 1:
-                    objects = list_partition(store, plan.identity)
-                    if manifest_names(objects) != plan.state:
-                        waiting[plan.identity] = objects
-                        continue
-                self._add(found)
-                self.report.remarks += plan.remarks
-                self._count([facts for facts in segments if not facts.gone])
-                kept[plan.identity] = (plan, segments)
-            if not waiting:
-                break
-        self._check_schemas(place, (segments for _, segments in kept.values()))
-        return kept
+        verify_other(store, listed.pop((-1, -1), []), others)
+        self._add(others)
+        plans = [
+            plan
+            for identity, objects in listed.items()
+            if (plan := plan_store(store, identity, objects, self._log_ids.get(identity[0]), self._wanted))
+        ]
+        self._check_wanted(bool(plans))
+        return self._settled(place, plans)
 
-    # -- both ---------------------------------------------------------------------------------------
+    def _settled(self, place: AnyPlace, plans: Sequence[Plan]) -> dict[Identity, Plan]:
+        """Read and judge all plans; a partition that changes while something is wrong is planned again."""
+        kept: dict[Identity, Plan] = {}
+        for attempt in range(ATTEMPTS):
+            changed: list[Plan] = []
+            for plan, segments in zip(plans, self._read(place, plans), strict=True):
+                plan.judge(segments)
+                if plan.part.findings and attempt < ATTEMPTS - 1 and (again := plan.again()) is not None:
+                    changed.append(again)
+                    continue
+                self._add(plan.part)
+                self._count(plan.facts)
+                kept[plan.part.identity] = plan
+            plans = changed
+            if not plans:
+                break
+        self._check_schemas(place, [plan.facts for plan in kept.values()])
+        return kept
 
     def _read(self, place: AnyPlace, plans: Sequence[Plan]) -> list[list[SegmentFacts]]:
         """Facts of each plan's segments, by base offset; the tasks know nothing of partitions."""
-        work: list[SegmentWork] = [one for plan in plans for one in plan.work]
+        work = [one for plan in plans for one in plan.work]
         sizes = [one.size for one in work]
         runs = packed(sizes, self._runner.slots, TASK_BYTES_MAX)
         tasks = [ValidateTask(place, tuple(work[number] for number in run), self._payloads) for run in runs]
@@ -268,7 +219,7 @@ class _Job:
         except DanubeError:
             self.report.remarks.append(f"{place.name} holds no metadata, so schema ids were not checked")
             return
-        self._add(check_schemas(named, metadata))
+        self.report.findings += check_schemas(named, metadata)
 
 
 def _told(report: Report) -> Iterator[str]:

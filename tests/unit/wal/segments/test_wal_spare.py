@@ -13,7 +13,7 @@ import pytest
 from danube.errors import StorageFailed, StorageFull
 from danube.host import files
 from danube.spark.history.local_segments import LocalSegments
-from danube.spark.jobs.validate.directory import plan_directory
+from danube.spark.jobs.validate.directory import DirectoryPlan
 from danube.wal.log.log import Log, LogOptions
 from danube.wal.log.syncer import Syncer
 from danube.wal.segments import spare
@@ -191,8 +191,8 @@ def test_a_spare_is_not_part_of_the_log(tmp_path: Path, log: Log) -> None:
     found = verify_partition(tmp_path, (IDENTITY.topic_id, IDENTITY.partition), verified := Verified())
     assert not verified.findings and not verified.remarks and len(found.segments) == 1
     assert [one.start for one in LocalSegments(tmp_path, IDENTITY).found(unsynced=True)] == [0]
-    plan = plan_directory(IDENTITY, tmp_path)
-    assert not plan.remarks and not plan.findings and len(plan.work) == 1
+    plan = DirectoryPlan(IDENTITY, tmp_path)
+    assert not plan.part.remarks and not plan.part.findings and len(plan.work) == 1
     log.close()
 
 

@@ -180,8 +180,7 @@ def test_a_cut_footer_in_front_of_a_sealed_segment_is_damage(directory: Path) ->
 
 @pytest.mark.parametrize("sector", [1, -1])
 def test_spark_s_check_says_the_same(directory: Path, sector: int) -> None:
-    from danube.spark.jobs.findings import Expected
-    from danube.spark.jobs.validate.directory import DirectoryPlan, judge_directory, remarks_of
+    from danube.spark.jobs.validate.directory import DirectoryPlan
     from danube.spark.jobs.validate.segment import validate_segment
     from danube.wal.verify.bytes import FileSource
 
@@ -190,14 +189,14 @@ def test_spark_s_check_says_the_same(directory: Path, sector: int) -> None:
     kept[sector if sector >= 0 else -2] = False
     cut.leave(kept)
     for unfinished in (True, False):
-        facts = []
-        for path in sorted(directory.glob("*.seg")):
-            with FileSource(path) as source:
-                facts.append(validate_segment(source, Expected(path.name, *IDENTITY, int(path.name[:20]))))
-        plan = DirectoryPlan(directory, IDENTITY)
-        found = [one.kind for one in judge_directory(plan, facts)]
+        plan, facts = DirectoryPlan(IDENTITY, directory), []
+        for expected in plan.work:
+            with FileSource(Path(expected.where)) as source:
+                facts.append(validate_segment(source, expected))
+        plan.judge(facts)
+        found = [one.fault for one in plan.part.findings]
         assert found == ([] if unfinished else ["footer_damaged"])
-        assert any("seal was never finished" in one for one in remarks_of(facts)) == unfinished
+        assert any("seal was never finished" in one for one in plan.part.remarks) == unfinished
         if unfinished:
             cut.path.write_bytes(cut.whole)
             cut.open().close(b"last")

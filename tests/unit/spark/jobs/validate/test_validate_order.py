@@ -20,7 +20,7 @@ def facts(base: int, end: int, *, compacted: bool = False, **more: Any) -> Segme
 
 
 def kinds(*segments: SegmentFacts) -> list[str]:
-    return [one.kind for one in check_order(segments)]
+    return [one.fault for one in check_order(segments)]
 
 
 def test_neighbours_that_fit_pass() -> None:
@@ -40,7 +40,7 @@ def test_neighbours_that_do_not_fit_are_named() -> None:
 
 
 def test_a_hole_that_is_stated_is_not_told_again() -> None:
-    assert check_order([facts(0, 10), facts(12, 20)], lambda one: one.base_offset == 12) == []
+    assert list(check_order([facts(0, 10), facts(12, 20)], lambda one: one.base_offset == 12)) == []
 
 
 def test_a_recovery_may_have_copied_what_was_not_synced() -> None:

@@ -95,6 +95,16 @@ class Problem(NamedTuple):
     fault: str = ""
 
 
+@dataclass(kw_only=True)
+class Content:
+    """Content of a small file, as far as it can be read, and its faults."""
+
+    problems: list[Problem] = field(default_factory=list)
+
+    def note(self, kind: FindingKind, what: str, position: int, start: int = 0, end: int = 0) -> None:
+        self.problems.append(Problem(kind, what, position, start, end))
+
+
 class Finding(NamedTuple):
     """One thing that is wrong: ``where`` is a file or key, ``position`` a byte in it (-1: all of it).
 

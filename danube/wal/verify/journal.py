@@ -6,11 +6,11 @@ Knows the layout in ``docs/formats/metadata.md`` and shares no code with what wr
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from danube.core.batch.checksum import crc32c
-from danube.wal.verify.bytes import FindingKind, Problem
+from danube.wal.verify.bytes import Content, FindingKind
 from danube.wal.verify.state import METADATA_MAGIC, list_in, read_snapshot
 
 _HEADER_BYTES: Final = 40
@@ -21,7 +21,7 @@ _ENTRY_KINDS: Final = (0, 1, 2)
 
 
 @dataclass
-class MemberJournal:
+class MemberJournal(Content):
     """Content of a journal.  ``steps`` are those below the mark and whole ones behind it."""
 
     identity: tuple[str, str] = ("", "")  # cluster id, node id
@@ -31,10 +31,6 @@ class MemberJournal:
     snapshot: bytes = b""
     committed_end: int = 0
     unfinished: int = 0
-    problems: list[Problem] = field(default_factory=list)
-
-    def note(self, kind: FindingKind, what: str, position: int) -> None:
-        self.problems.append(Problem(kind, what, position))
 
 
 def looks_like_journal(data: bytes) -> bool:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from danube.core.batch.checksum import crc32c
 from danube.limits import MIB
 from danube.wal.stores.objects import ObjectStore
-from danube.wal.verify.bytes import Damage, FindingKind, Problem
+from danube.wal.verify.bytes import Content, Damage, FindingKind, Problem
 from danube.wal.verify.state import Identity
 
 MANIFEST_MAGIC: Final = b"DANUBMAN"
@@ -76,9 +76,7 @@ class NamedHole(NamedTuple):
 
 
 @dataclass
-class ManifestFacts:
-    """Content of a manifest, as far as it can be read, and its faults."""
-
+class ManifestFacts(Content):
     topic: str = ""
     identity: Identity = (-1, -1)
     epoch: int = 0
@@ -86,7 +84,6 @@ class ManifestFacts:
     start_offset: int = 0
     entries: list[Entry] = field(default_factory=list)
     holes: list[NamedHole] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
 
     @property
     def uploaded_end(self) -> int:
@@ -124,7 +121,7 @@ def read_manifest(data: bytes) -> ManifestFacts:
     """Everything in a manifest's bytes; a damaged one as far as it goes."""
     facts = ManifestFacts()
     if len(data) < _HEADER.size + _TRAILER.size or data[:8] != MANIFEST_MAGIC:
-        facts.problems.append(Problem(FindingKind.CHECKSUM, "this is not a manifest", 0))
+        facts.note(FindingKind.CHECKSUM, "this is not a manifest", 0)
         return facts
     fields = _HEADER.unpack_from(data)
     _, version, header_size, partition, topic_id, start, count, epoch, generation, name_size, entry_size = (
@@ -132,13 +129,13 @@ def read_manifest(data: bytes) -> ManifestFacts:
     )
     hole_count, hole_size, zero, header_crc = fields[11:]
     if header_crc != crc32c(data[:60]):
-        facts.problems.append(Problem(FindingKind.CHECKSUM, "the manifest's header is damaged", 0))
+        facts.note(FindingKind.CHECKSUM, "the manifest's header is damaged", 0)
     elif version not in (1, 2):
-        facts.problems.append(Problem(FindingKind.VERSION, f"the manifest has version {version}", 8))
+        facts.note(FindingKind.VERSION, f"the manifest has version {version}", 8)
         return facts
     sound = (hole_count > 0 and hole_size == _HOLE.size) if version == 2 else hole_count == hole_size == 0
     if (header_size, entry_size, zero) != (64, _ENTRY.size, 0) or not sound:
-        facts.problems.append(Problem(FindingKind.CHECKSUM, "the header has sizes that cannot be", 10))
+        facts.note(FindingKind.CHECKSUM, "the header has sizes that cannot be", 10)
         return facts
     facts.identity, facts.epoch, facts.generation = (topic_id, partition), epoch, generation
     facts.start_offset = start
@@ -147,9 +144,9 @@ def read_manifest(data: bytes) -> ManifestFacts:
     holes_begin = begin + count * _ENTRY.size
     if holes_begin + hole_count * _HOLE.size + _TRAILER.size != len(data):
         what = f"{count} entries and {hole_count} holes do not fit {len(data)} bytes"
-        facts.problems.append(Problem(FindingKind.TRUNCATED, what, len(data)))
+        facts.note(FindingKind.TRUNCATED, what, len(data))
     elif _TRAILER.unpack_from(data, len(data) - _TRAILER.size) != (crc32c(data[: -_TRAILER.size]), 0):
-        facts.problems.append(Problem(FindingKind.CHECKSUM, "the manifest fails its checksum", -1))
+        facts.note(FindingKind.CHECKSUM, "the manifest fails its checksum", -1)
     whole = max(0, min(count, (len(data) - begin) // _ENTRY.size))
     body = data[begin : begin + whole * _ENTRY.size]
     facts.entries = [Entry._make(row) for row in _ENTRY.iter_unpack(body)]
@@ -174,10 +171,10 @@ def _check_holes(facts: ManifestFacts, begin: int) -> None:
         empty = hole.end <= max(hole.start, facts.start_offset)
         if empty or hole.kind >= len(_HOLE_WORDS) or hole.epoch > facts.epoch or hole.start < last_end:
             what = f"hole {number} cannot be"
-            facts.problems.append(Problem(FindingKind.DISAGREEMENT, what, position, *span))
+            facts.note(FindingKind.DISAGREEMENT, what, position, *span)
         elif span in overlaps:
             what = f"hole {number} lies where records are"
-            facts.problems.append(Problem(FindingKind.OVERLAP, what, position, *span))
+            facts.note(FindingKind.OVERLAP, what, position, *span)
         last_end = hole.end
 
 
@@ -201,12 +198,10 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
         stated = bool(entry.flags & HOLE_BEFORE)
         if entry.end_offset <= entry.base_offset or entry.end_offset <= facts.start_offset:
             what = f"entry {number} holds no offset above the start"
-            facts.problems.append(Problem(FindingKind.DISAGREEMENT, what, position, *span))
+            facts.note(FindingKind.DISAGREEMENT, what, position, *span)
         if before is not None and entry.base_offset < before.end_offset:
             what = f"entry {number} overlaps the one before"
-            facts.problems.append(
-                Problem(FindingKind.OVERLAP, what, position, entry.base_offset, before.end_offset)
-            )
+            facts.note(FindingKind.OVERLAP, what, position, entry.base_offset, before.end_offset)
         if entry.base_offset > expected:
             what = f"offsets are missing before entry {number}" + (
                 "" if stated else ", and it does not say so"
@@ -217,7 +212,7 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
             ]
         elif stated:
             what = f"entry {number} states a hole that is not there"
-            facts.problems.append(Problem(FindingKind.DISAGREEMENT, what, position, *span))
+            facts.note(FindingKind.DISAGREEMENT, what, position, *span)
         if (
             before is not None
             and any(entry.previous_hash)
@@ -225,10 +220,10 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
             and not stated
         ):
             what = f"the previous hash of entry {number} is not the hash of the one before"
-            facts.problems.append(Problem(FindingKind.CHAIN, what, position, *span))
+            facts.note(FindingKind.CHAIN, what, position, *span)
         if entry.epoch > facts.epoch:
             what = f"entry {number} is of epoch {entry.epoch}, later than the manifest"
-            facts.problems.append(Problem(FindingKind.IDENTITY, what, position, *span))
+            facts.note(FindingKind.IDENTITY, what, position, *span)
         expected, before = entry.end_offset, entry
 
 

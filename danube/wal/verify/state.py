@@ -16,7 +16,7 @@ import msgspec
 from danube.core.batch.checksum import content_hasher, crc32c
 from danube.core.partition.policy import FailurePolicy
 from danube.errors import InvalidArgument
-from danube.wal.verify.bytes import Damage, FindingKind, Problem
+from danube.wal.verify.bytes import Content, Damage, FindingKind, Problem
 from danube.wal.verify.segment import flaw_of_producers
 
 _U32: Final = struct.Struct("<I")
@@ -45,7 +45,7 @@ Identity = tuple[int, int]  # topic id, partition
 
 
 @dataclass
-class Mark:
+class Mark(Content):
     """The mark in force; ``number`` 0 if there is none."""
 
     identity: Identity = (0, 0)
@@ -54,11 +54,10 @@ class Mark:
     base_offset: int = 0
     position: int = 0
     epoch: int = 0
-    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass
-class Cursors:
+class Cursors(Content):
     """One cursor file.  ``states``: by subscription, None for one that was removed."""
 
     identity: Identity = (0, 0)
@@ -67,15 +66,13 @@ class Cursors:
     states: dict[str, bytes | None] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)  # of the entries that the states are from
     end: int = 0
-    problems: list[Problem] = field(default_factory=list)
 
 
 @dataclass
-class Producers:
+class Producers(Content):
     identity: Identity = (0, 0)
     end_offset: int = 0
     snapshot_size: int = 0
-    problems: list[Problem] = field(default_factory=list)
 
 
 class Snapshot(NamedTuple):
@@ -93,7 +90,7 @@ class MetadataEntry(NamedTuple):
 
 
 @dataclass
-class MetadataLog:
+class MetadataLog(Content):
     """``version``: the last committed command; ``unfinished``: bytes behind the mark."""
 
     generation: int = 0
@@ -103,7 +100,6 @@ class MetadataLog:
     committed_end: int = 0
     unfinished: int = 0
     entries: list[MetadataEntry] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
 
 
 def _version_problem(version: int, position: int) -> Problem:
@@ -128,22 +124,22 @@ def read_holes(data: bytes) -> tuple[list[tuple[int, int]], list[Problem]]:
 def read_mark(data: bytes) -> Mark:
     """Two slots; the valid one with the larger number is in force."""
     mark = Mark()
-    problems: list[Problem] = []
     if len(data) > 2 * _SLOT:
-        problems.append(Problem(FindingKind.CHECKSUM, f"it has {len(data)} bytes", 2 * _SLOT))
+        mark.note(FindingKind.CHECKSUM, f"it has {len(data)} bytes", 2 * _SLOT)
     for position in (0, _SLOT):
         slot = data[position : position + _SLOT]
         if not slot.strip(b"\0"):
             continue
         if len(slot) < _SLOT or _U32.unpack_from(slot, 60)[0] != crc32c(slot[:60]) or slot[:8] != MARK_MAGIC:
-            problems.append(Problem(FindingKind.CHECKSUM, "a slot of the mark is damaged", position))
+            mark.note(FindingKind.CHECKSUM, "a slot of the mark is damaged", position)
             continue
         _, version, _, partition, topic_id, number, end, base, place, epoch, _ = _MARK.unpack(slot)
         if version != 1:
-            problems.append(_version_problem(version, position + 8)._replace(fault=Damage.SEGMENT_VERSION))
+            problem = _version_problem(version, position + 8)
+            mark.problems.append(problem._replace(fault=Damage.SEGMENT_VERSION))
         elif number > mark.number:
-            mark = Mark((topic_id, partition), number, end, base, place, epoch)
-    mark.problems = problems
+            mark.identity, mark.number, mark.synced_end = (topic_id, partition), number, end
+            mark.base_offset, mark.position, mark.epoch = base, place, epoch
     return mark
 
 
@@ -153,7 +149,7 @@ def read_cursors(data: bytes) -> Cursors:
     if not data.strip(b"\0"):
         return cursors
     if len(data) < _SLOT or data[:8] != CURSORS_MAGIC or _U32.unpack_from(data, 60)[0] != crc32c(data[:60]):
-        cursors.problems.append(Problem(FindingKind.CHECKSUM, "the header of the cursors is damaged", 0))
+        cursors.note(FindingKind.CHECKSUM, "the header of the cursors is damaged", 0)
         return cursors
     _, version, _, partition, topic_id, generation, base_size, base_crc, log_id, _, _ = _CURSORS.unpack_from(
         data
@@ -164,7 +160,7 @@ def read_cursors(data: bytes) -> Cursors:
     cursors.identity, cursors.generation, cursors.log_id = (topic_id, partition), generation, log_id
     if crc32c(data[_SLOT : _SLOT + base_size]) != base_crc:
         what = "the states that this generation began with are damaged"
-        cursors.problems.append(Problem(FindingKind.CHECKSUM, what, _SLOT))
+        cursors.note(FindingKind.CHECKSUM, what, _SLOT)
     _read_cursor_entries(data, cursors)
     return cursors
 
@@ -184,11 +180,11 @@ def _read_cursor_entries(data: bytes, cursors: Cursors) -> None:
             following = data.find(b"CUR1", following + 1)
         if following < 0:
             break
-        cursors.problems.append(Problem(FindingKind.CHECKSUM, "a cursor entry is damaged", position))
+        cursors.note(FindingKind.CHECKSUM, "a cursor entry is damaged", position)
         position = following
     if data[position:].strip(b"\0"):
         what = "what follows the last cursor entry is not one"
-        cursors.problems.append(Problem(FindingKind.CHECKSUM, what, position))
+        cursors.note(FindingKind.CHECKSUM, what, position)
 
 
 def _cursor_at(data: bytes, position: int, generation: int) -> tuple[str, bytes | None, int] | None:
@@ -264,11 +260,11 @@ def _reach(state: bytes) -> int:
 def read_producers(data: bytes) -> Producers:
     producers = Producers()
     if len(data) < _PRODUCERS.size or data[:8] != PRODUCERS_MAGIC:
-        producers.problems.append(Problem(FindingKind.CHECKSUM, "this is not a producer checkpoint", 0))
+        producers.note(FindingKind.CHECKSUM, "this is not a producer checkpoint", 0)
         return producers
     _, version, _, partition, topic_id, end, size, crc, head_crc, zero = _PRODUCERS.unpack_from(data)
     if (head_crc, zero) != (crc32c(data[:40]), 0):
-        producers.problems.append(Problem(FindingKind.CHECKSUM, "the checkpoint's header is damaged", 0))
+        producers.note(FindingKind.CHECKSUM, "the checkpoint's header is damaged", 0)
         return producers
     if version != 1:
         producers.problems.append(_version_problem(version, 8))
@@ -276,9 +272,9 @@ def read_producers(data: bytes) -> Producers:
     snapshot = data[_PRODUCERS.size :]
     if len(snapshot) != size or crc32c(snapshot) != crc:
         what = "the producer snapshot is damaged"
-        producers.problems.append(Problem(FindingKind.CHECKSUM, what, _PRODUCERS.size))
+        producers.note(FindingKind.CHECKSUM, what, _PRODUCERS.size)
     elif flaw := flaw_of_producers(snapshot):
-        producers.problems.append(Problem(*flaw, _PRODUCERS.size))
+        producers.note(*flaw, _PRODUCERS.size)
     producers.identity, producers.end_offset = (topic_id, partition), end
     producers.snapshot_size = len(snapshot)
     return producers
@@ -288,25 +284,25 @@ def read_metadata_log(data: bytes) -> MetadataLog:
     """Return header, snapshot and entries up to the mark; bytes behind the mark are unfinished writes."""
     log = MetadataLog()
     if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
-        log.problems.append(Problem(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0))
+        log.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)
         return log
     if len(data) < _METADATA_HEAD or data[:4] != b"DNL1":
-        log.problems.append(Problem(FindingKind.CHECKSUM, "this is not a metadata log", 0))
+        log.note(FindingKind.CHECKSUM, "this is not a metadata log", 0)
         return log
     crc, log.generation, size = struct.unpack_from("<IQQ", data, 4)
     if crc32c(data[8:24]) != crc:
-        log.problems.append(Problem(FindingKind.CHECKSUM, "the header fails its checksum", 0))
+        log.note(FindingKind.CHECKSUM, "the header fails its checksum", 0)
         return log
     log.committed_end, mark_crc, zero = struct.unpack_from("<QII", data, 24)
     if mark_crc != crc32c(data[24:32]) or zero:
-        log.problems.append(Problem(FindingKind.CHECKSUM, "the mark fails its checksum", 24))
+        log.note(FindingKind.CHECKSUM, "the mark fails its checksum", 24)
         return log
     log.snapshot = data[_METADATA_HEAD : _METADATA_HEAD + size]
     begin = _METADATA_HEAD + size + 7 & ~7
     version, problems = read_snapshot(log.snapshot, _METADATA_HEAD)
     if log.committed_end > len(data) or len(data) < begin or log.committed_end < begin:
         what = f"bytes up to {log.committed_end} were committed, the file has {len(data)}"
-        log.problems.append(Problem(FindingKind.TRUNCATED, what, min(len(data), log.committed_end)))
+        log.note(FindingKind.TRUNCATED, what, min(len(data), log.committed_end))
     log.problems += problems
     if version is None:
         return log
@@ -364,12 +360,12 @@ def _read_metadata_entries(data: bytes, position: int, log: MetadataLog) -> None
         end = position + _ENTRY.size + size
         if end > len(data) or crc32c(data[position + 4 : end]) != crc:
             what = f"the entry behind command {log.version} fails its checksum"
-            log.problems.append(Problem(FindingKind.CHECKSUM, what, position))
+            log.note(FindingKind.CHECKSUM, what, position)
             return
         commands = list_in(data[position + _ENTRY.size : end])
         if not commands or index != log.version + 1:
             what = f"an entry of command {index} where {log.version + 1} is due, or without commands"
-            log.problems.append(Problem(FindingKind.DISAGREEMENT, what, position))
+            log.note(FindingKind.DISAGREEMENT, what, position)
             return
         log.entries.append(MetadataEntry(index, data[position + _ENTRY.size : end]))
         log.version += len(commands)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from danube.errors import DanubeError, NotFound, StorageFailed
 from danube.wal.verify.broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
-from danube.wal.verify.bytes import Damage, FileSource, Finding, FindingKind, Judged, Problem
-from danube.wal.verify.journal import MemberJournal, read_member_identity, read_member_journal
+from danube.wal.verify.bytes import Content, Damage, FileSource, Finding, FindingKind, Judged
+from danube.wal.verify.journal import read_member_identity, read_member_journal
 from danube.wal.verify.objects import ManifestFacts, read_manifest
 from danube.wal.verify.segment import OnBatch, read_segment
 from danube.wal.verify.state import (
@@ -57,6 +57,7 @@ _KNOWN_FILES: Final = {
     "holes",
 }
 
+_Read = TypeVar("_Read", bound=Content)
 Progress = Callable[[str], None]
 Wanted = Callable[[Identity], bool]
 
@@ -285,35 +286,24 @@ def judge_log_ids(
 
 
 def _verify_metadata(path: Path, verified: Verified, expected: bool) -> None:
-    problems: list[Problem] = []
-    for _ in range(ATTEMPTS):
-        data = _content(path)
-        if data is None:
-            if expected:
-                verified.note(FindingKind.MISSING, path, "without it nobody knows which topics there are")
-            else:
-                verified.remarks.append(f"{path}: there is none")
-            return
-        problems = read_metadata_log(data).problems
-        if not problems:
-            break
-    verified.add(path, problems)
+    log = _settled(path, read_metadata_log)
+    if log is not None:
+        verified.add(path, log.problems)
+    elif expected:
+        verified.note(FindingKind.MISSING, path, "without it nobody knows which topics there are")
+    else:
+        verified.remarks.append(f"{path}: there is none")
 
 
 def _verify_member(directory: Path, verified: Verified) -> None:
     """The journal of a cluster's member, and that it is the journal which was there before."""
     path, name = directory / "raft.log", directory / "raft.id"
-    journal = MemberJournal()
-    for _ in range(ATTEMPTS):  # the mark may be written at this moment
-        data = _content(path)
-        if data is None:
-            if _content(name) is not None:
-                what = f"{name} says that there was one, and with it the member's votes"
-                verified.note(FindingKind.MISSING, path, what)
-            return
-        journal = read_member_journal(data)
-        if not journal.problems:
-            break
+    journal = _settled(path, read_member_journal)
+    if journal is None:
+        if _content(name) is not None:
+            what = f"{name} says that there was one, and with it the member's votes"
+            verified.note(FindingKind.MISSING, path, what)
+        return
     verified.add(path, journal.problems)
     data = _content(name)
     if data is None:
@@ -336,6 +326,17 @@ def _content(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise StorageFailed(f"{path} cannot be read", why=str(error)) from error
+
+
+def _settled(path: Path, read: Callable[[bytes], _Read]) -> _Read | None:
+    """Content of a small file, read again while a broker may be writing it; None if it is not there."""
+    found: _Read | None = None
+    for _ in range(ATTEMPTS):
+        data = _content(path)
+        found = read(data) if data is not None else None
+        if found is None or not found.problems:
+            break
+    return found
 
 
 def verify_partition(path: Path, identity: Identity, verified: Verified) -> LocalPartition:
@@ -430,11 +431,7 @@ def _inodes(path: Path) -> dict[str, int]:
 def read_mark_of(partition: LocalPartition) -> None:
     """Read the mark, before what it speaks of."""
     path = partition.directory / "mark"
-    for _ in range(ATTEMPTS):  # a broker may be writing one of the slots
-        partition.mark = read_mark(_content(path) or b"")
-        if not partition.mark.problems:
-            break
-    mark = partition.mark
+    partition.mark = mark = _settled(path, read_mark) or Mark()
     partition.add(path, mark.problems, Damage.MARK_DAMAGED)
     partition.check_identity(mark.identity if mark.number else None, path, Damage.MARK_DAMAGED)
 
@@ -544,7 +541,7 @@ def read_cursors_of(partition: LocalPartition) -> None:
     path, fault = partition.directory, Damage.CURSOR_DAMAGED
     found: list[tuple[str, Cursors]] = []
     for name in _CURSOR_FILES:
-        _verify_size(path / name, _CURSORS_BYTES_MAX, partition)
+        _verify_size(path / name, partition)
     for _ in range(ATTEMPTS):
         found = [
             (name, read_cursors(data))
@@ -574,15 +571,15 @@ def read_cursors_of(partition: LocalPartition) -> None:
             partition.log_ids[str(path / name)] = cursors.log_id
 
 
-def _verify_size(path: Path, size_max: int, partition: LocalPartition) -> None:
-    """Report a file that is longer than any file of its kind: an opening would not read all of it."""
+def _verify_size(path: Path, partition: LocalPartition) -> None:
+    """Report cursors that are longer than any that were written: an opening would not read all of them."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         return
-    if size > size_max:
-        what = f"it has {size} bytes, more than any that was written"
-        partition.note(FindingKind.CHECKSUM, path, what, size_max, fault=Damage.CURSOR_DAMAGED)
+    if size > _CURSORS_BYTES_MAX:
+        what, fault = f"it has {size} bytes, more than any that was written", Damage.CURSOR_DAMAGED
+        partition.note(FindingKind.CHECKSUM, path, what, _CURSORS_BYTES_MAX, fault=fault)
 
 
 def _verify_producers(partition: LocalPartition) -> None:

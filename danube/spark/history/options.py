@@ -89,7 +89,7 @@ def _count(text: str) -> int:
 
 
 def _topics(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = parse_words(text)
     if not names:
         raise ValueError("names no topic")
     for name in names:
@@ -103,8 +103,9 @@ def _topics(text: str) -> tuple[str, ...]:
     return names
 
 
-def _places(text: str) -> tuple[str, ...]:
-    return tuple(place.strip() for place in text.split(",") if place.strip())
+def parse_words(text: str) -> tuple[str, ...]:
+    """Words between commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def parse_moment_us(text: str) -> int:
@@ -147,8 +148,8 @@ def _offset(value: Any) -> int:
 
 _READERS: Final[Readers] = {
     "topic": _topics,
-    "storage": _places,
-    "path": _places,
+    "storage": parse_words,
+    "path": parse_words,
     "broker": str.strip,
     **ACCESS_READERS,
     "startingOffsets": parse_offsets,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from danube.cluster.log.committed import read_committed
 from danube.config.sections import StorageSettings
@@ -26,7 +26,7 @@ from danube.wal.segments.segment import LogIdentity
 from danube.wal.stores.objects import ObjectStore
 from danube.wal.stores.opening import check_store_url, open_store
 from danube.wal.tier.keys import METADATA_PREFIX, PARTITIONS_PREFIX, manifest_prefix, segment_key
-from danube.wal.tier.manifest import EntryFlag, Manifest
+from danube.wal.tier.manifest import EntryFlag, Manifest, SegmentEntry
 
 _ATTEMPTS: Final = 3
 
@@ -147,25 +147,12 @@ def _opened(settings: StorageSettings) -> ObjectStore:
 
 
 def _segments_of(manifest: Manifest) -> Iterator[SegmentRef]:
-    """The entries as segments; plain values come out of numpy a column at a time."""
-    columns = [
-        manifest.entries[name].tolist()
-        for name in ("base_offset", "end_offset", "size_bytes", "data_end", "record_count")
-    ]
-    times = [manifest.entries[name].tolist() for name in ("first_append_us", "last_append_us")]
-    rest = [manifest.entries[name].tolist() for name in ("epoch", "flags", "content_hash")]
+    """The entries as segments; plain values come out of numpy all at once."""
     start, identity = manifest.start_offset, manifest.identity
-    for base, end, size, data_end, records, first_us, last_us, epoch, flags, content_hash in zip(
-        *columns, *times, *rest, strict=True
-    ):
-        key = segment_key(identity, _Named(base, end, content_hash))
+    for one in map(SegmentEntry._make, manifest.entries.tolist()):
         yield SegmentRef(
-            key, base, end, max(base, start), end, size, data_end, records, first_us, last_us, epoch,
-            True, bool(flags & EntryFlag.COMPACTED), bool(flags & EntryFlag.HOLE_BEFORE),
+            segment_key(identity, one), one.base_offset, one.end_offset, max(one.base_offset, start),
+            one.end_offset, one.size_bytes, one.data_end, one.record_count, one.first_append_us,
+            one.last_append_us, one.epoch, True, bool(one.flags & EntryFlag.COMPACTED),
+            bool(one.flags & EntryFlag.HOLE_BEFORE),
         )  # fmt: skip
-
-
-class _Named(NamedTuple):
-    base_offset: int
-    end_offset: int
-    content_hash: bytes

@@ -14,16 +14,11 @@ from typing import Any, Final, NamedTuple
 from danube.config.sections import StorageSettings, parse_boolean
 from danube.errors import InvalidArgument, StorageFailed
 from danube.host import files
-from danube.spark.history.options import Readers, parse_count, read_given
+from danube.spark.history.options import Readers, parse_count, parse_words, read_given
 from danube.spark.history.places import AnyPlace, open_place
 from danube.spark.jobs.findings import Report
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")  # one letter is a drive
-
-
-def parse_words(text: str) -> tuple[str, ...]:
-    """Words between commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def parse_local_path(text: str) -> str:

@@ -140,6 +140,17 @@ class Judged:
             self.findings.append(Finding(one.kind, str(where), *one[1:5], one.fault or fault))
 
 
+def outside(holes: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """The parts of ``start .. end`` that lie in no hole; ``holes`` by offset."""
+    found: list[tuple[int, int]] = []
+    for first, last in holes:
+        if start < first < end:
+            found.append((start, first))
+        if first < end and last > start:
+            start = last
+    return [*found, (start, end)] if start < end else found
+
+
 class Source(Protocol):
     """Something with bytes; a read gives fewer than asked for only at the end.
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from danube.core.batch.checksum import crc32c
 from danube.limits import MIB
 from danube.wal.stores.objects import ObjectStore
-from danube.wal.verify.bytes import Content, Damage, FindingKind, Problem
+from danube.wal.verify.bytes import Content, Damage, FindingKind, Problem, outside
 from danube.wal.verify.state import Identity
 
 MANIFEST_MAGIC: Final = b"DANUBMAN"
@@ -178,17 +178,6 @@ def _check_holes(facts: ManifestFacts, begin: int) -> None:
         last_end = hole.end
 
 
-def _unnamed(facts: ManifestFacts, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the parts of ``start .. end`` that no named hole covers."""
-    found: list[tuple[int, int]] = []
-    for hole in facts.holes:
-        if start < hole.start < end:
-            found.append((start, hole.start))
-        if hole.start < end and hole.end > start:
-            start = hole.end
-    return [*found, (start, end)] if start < end else found
-
-
 def _check_entries(facts: ManifestFacts, begin: int) -> None:
     """Check the entries by themselves and against each other."""
     expected, before = facts.start_offset, None
@@ -206,7 +195,8 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
             what = f"offsets are missing before entry {number}" + (
                 "" if stated else ", and it does not say so"
             )
-            gaps = _unnamed(facts, expected, entry.base_offset) if stated else [(expected, entry.base_offset)]
+            named = [(hole.start, hole.end) for hole in facts.holes] if stated else []
+            gaps = outside(named, expected, entry.base_offset)
             facts.problems += [
                 Problem(FindingKind.GAP, what, position, *gap, Damage.OFFSETS_MISSING) for gap in gaps
             ]

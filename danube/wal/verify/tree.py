@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from danube.errors import DanubeError, NotFound, StorageFailed
 from danube.wal.verify.broker import TOP_FILES, Flaw, WitnessFacts, flaw_of_owner, read_witness
-from danube.wal.verify.bytes import Content, Damage, FileSource, Finding, FindingKind, Judged
+from danube.wal.verify.bytes import Content, Damage, FileSource, Finding, FindingKind, Judged, outside
 from danube.wal.verify.journal import read_member_identity, read_member_journal
 from danube.wal.verify.objects import ManifestFacts, read_manifest
 from danube.wal.verify.segment import OnBatch, read_segment
@@ -87,13 +87,7 @@ class LocalPartition(Judged):
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of ``start .. end`` that lie in no hole."""
-        found: list[tuple[int, int]] = []
-        for first, last in self.holes:
-            if start < first < end:
-                found.append((start, first))
-            if first < end and last > start:
-                start = last
-        return [*found, (start, end)] if start < end else found
+        return outside(self.holes, start, end)
 
     def check_identity(self, found: Identity | None, path: Path, fault: str = Damage.WRONG_PARTITION) -> None:
         if found is not None and self.identity[0] >= 0 and found != self.identity:

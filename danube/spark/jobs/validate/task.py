@@ -47,12 +47,10 @@ class PayloadCheck:
         try:
             if view.header.flags & COMPRESSION_MASK:
                 view.check()
-            schema_id = view.schema_id
-            check = (
-                None if schema_id is None else validator_of(self._place, schema_id, view.schema_version or 0)
-            )
-            if check is not None:
-                self._check_payloads(view, check, position)
+            if view.schema_id is not None:
+                check = _validator(self._place, view.schema_id, view.schema_version or 0, _age())
+                if check is not None:
+                    self._check_payloads(view, check, position)
         except DanubeError as error:
             self._note(Damage.BATCH_COMPRESSION, str(error), position, view.header.base_offset)
 
@@ -68,19 +66,14 @@ class PayloadCheck:
 
     def _tombstone(self, view: BatchView, index: int) -> bool:
         """Whether the record removes its key, by the topic's current policy."""
-        return view.removes_key(index) and compacted(self._place, self._topic_id)
+        return view.removes_key(index) and _compacted(self._place, self._topic_id)
 
     def _note(self, kind: Damage, detail: str, position: int, offset: int) -> None:
         if len(self.found) < FOUND_MAX:
             self.found.append((kind, detail, position, offset))
 
 
-def validator_of(place: AnyPlace, schema_id: int, version: int) -> Validator | None:
-    """The check of a schema's version (0: the latest); None if there is none, or nothing to check."""
-    return _validator(place, schema_id, version, _age())
-
-
-def compacted(place: AnyPlace, topic_id: int) -> bool:
+def _compacted(place: AnyPlace, topic_id: int) -> bool:
     """Whether a topic keeps only the latest record of each key; one that is not known any more may have."""
     metadata = _metadata(place, _age())
     topic = None if metadata is None else metadata.topic_with_id(topic_id)
@@ -94,6 +87,7 @@ def _age() -> int:
 
 @lru_cache(maxsize=512)
 def _validator(place: AnyPlace, schema_id: int, version: int, age: int) -> Validator | None:
+    """The check of a schema's version (0: the latest); None if there is none, or nothing to check."""
     metadata = _metadata(place, age)
     subject = metadata.registry.with_id(schema_id) if metadata is not None else None
     if subject is None:

@@ -23,7 +23,17 @@ from danube.spark.history.fetch import Fetcher
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound, ReadOptions
 from danube.spark.history.places import AnyPlace, open_place
-from danube.spark.history.plan import EXPIRED, Lost, Piece, Run, Selection, pieces_of, why_in_hole
+from danube.spark.history.plan import (
+    EXPIRED,
+    Lost,
+    Piece,
+    Run,
+    Selection,
+    Split,
+    pieces_of,
+    plan_splits,
+    why_in_hole,
+)
 from danube.spark.history.segments import PartitionHistory, SegmentRef
 from danube.spark.history.tail import PartitionEnds, Tail
 from danube.wal.segments.holes import Hole, HoleKind
@@ -31,6 +41,7 @@ from danube.wal.segments.segment import NO_LOG, LogIdentity, log_id_of_topic
 
 ENDED = "the log ends before"
 HINT = "failOnDataLoss=false goes on with what is there"
+_NO_CUT = 1 << 62
 _log = telemetry.events("spark")
 
 
@@ -82,6 +93,12 @@ class Held(NamedTuple):
     selection: Selection
     pieces: list[Piece]
     tails: list[Run]
+
+    @property
+    def split(self) -> Split:
+        """All of them in the order of their offsets, for one task."""
+        splits = plan_splits([(self.selection, self.pieces)], split_bytes=_NO_CUT, mixed=False)
+        return Split((*(run for split in splits for run in split.runs), *self.tails))
 
 
 def held(part: Known, start: int, end: int, lost: list[Lost]) -> Held:

@@ -127,22 +127,17 @@ def parse_arguments(
     return given, Surroundings(found.local, found.spark_url, settings)
 
 
-def write_report(report: Report, path: str) -> None:
-    """Put the JSON report into a file, whole or not at all."""
-    try:
-        files.replace_durably(Path(path).absolute(), report.to_json())
-    except OSError as error:
-        raise StorageFailed(
-            f"the report {path} cannot be written", why=error.strerror or str(error)
-        ) from None
-
-
 @contextmanager
 def reported(job: str, path: str | None) -> Iterator[Report]:
-    """Give the block a report to fill; add its duration, and write it to ``path`` if given."""
+    """Give the block a report to fill; add its duration, and write it to ``path``, whole or not at all."""
     start_s = time.monotonic()
     report = Report(job=job)
     yield report
     report.seconds = round(time.monotonic() - start_s, 3)
-    if path:
-        write_report(report, path)
+    if not path:
+        return
+    try:
+        files.replace_durably(Path(path).absolute(), report.to_json())
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise StorageFailed(f"the report {path} cannot be written", why=why) from None

@@ -24,8 +24,8 @@ from danube.errors import Conflict, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
 from danube.spark.history.access import ACCESS_READERS
 from danube.spark.history.options import STORE_PREFIX, Readers, one_of, read_options
-from danube.spark.history.plan import Lost, Piece, Run, Split, pieces_of, plan_splits, refuse_lost
-from danube.spark.history.selecting import Catalogue, Known, refuse_gone
+from danube.spark.history.plan import Lost, Split, plan_splits, refuse_lost
+from danube.spark.history.selecting import Catalogue, Held, Known, held, refuse_gone
 from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
 from danube.spark.jobs.export.tables import COMMITS, Round
 from danube.spark.jobs.export.task import (
@@ -61,7 +61,6 @@ FRAME_SCHEMA: Final = (
     "table string, topic string, round int, partition int, start long, end long, file string, rows long, "
     "bytes long, lost long, unread long"
 )
-_WHOLE: Final = 1 << 60
 
 
 READERS: Final[Readers] = {
@@ -108,26 +107,22 @@ def table_name(topic: str) -> str:
 
 
 class _NewPart(NamedTuple):
-    """Offsets ``start .. end`` of a partition, up to ``stored`` in ``pieces``; the rest is its tail."""
+    """Records of a partition that were not exported yet, up to ``end``."""
 
-    number: int
-    part: Known
-    start: int
-    stored: int
+    held: Held
     end: int
-    pieces: list[Piece]
 
     @property
     def bytes(self) -> int:
-        return sum(piece.bytes for piece in self.pieces)
+        return sum(piece.bytes for piece in self.held.pieces)
 
     def ranges(self, file_bytes: int) -> Iterator[tuple[int, int]]:
         """The offsets of each file."""
-        selection = self.part.selection(self.start, self.stored)
-        for split in plan_splits([(selection, self.pieces)], split_bytes=file_bytes, mixed=False):
+        selection, pieces, _ = self.held
+        for split in plan_splits([(selection, pieces)], split_bytes=file_bytes, mixed=False):
             yield split.runs[0].start, split.runs[-1].end
-        if self.stored < self.end:
-            yield self.stored, self.end
+        if selection.end < self.end:
+            yield selection.end, self.end
 
 
 @dataclass
@@ -206,10 +201,11 @@ class _Job:
         parts = self._new_parts(done, known)
         size = self._file_bytes(sum(part.bytes for part in parts))
         for part in parts:
-            ends[str(part.number)] = part.end
+            number = part.held.selection.partition
+            ends[str(number)] = part.end
             for first, last in part.ranges(size):
-                name = f"p{part.number:05d}-{first:020d}-{last:020d}.parquet"
-                files.append(FilePlan(name, part.number, first, last))
+                name = f"p{number:05d}-{first:020d}-{last:020d}.parquet"
+                files.append(FilePlan(name, number, first, last))
         if not files:
             return None
         schema, shape = self._shape(done)
@@ -252,10 +248,9 @@ class _Job:
         """Return the part of each partition that was not exported yet."""
         parts: list[_NewPart] = []
         for number, part in sorted(known.items()):
-            start, end = max(done.ends.get(str(number), part.start), 0), part.end
-            if start < end:
-                stored = min(end, max(part.stored_end, start))
-                parts.append(_NewPart(number, part, start, stored, end, self._pieces(part, start, stored)[0]))
+            start = max(done.ends.get(str(number), part.start), 0)
+            if start < part.end:
+                parts.append(_NewPart(self._held(part, start, part.end)[0], part.end))
         return parts
 
     def _file_bytes(self, total: int) -> int:
@@ -268,11 +263,12 @@ class _Job:
         rounds = max(1, -(-total // (wanted * slots)))
         return max(wanted // 2, -(-total // (rounds * slots)), 1)
 
-    def _pieces(self, part: Known, start: int, end: int) -> tuple[list[Piece], list[Lost]]:
-        pieces, lost = pieces_of(part.selection(start, end))
+    def _held(self, part: Known, start: int, end: int) -> tuple[Held, list[Lost]]:
+        lost: list[Lost] = []
+        found = held(part, start, end, lost)
         if not self.losses_allowed:
             refuse_lost(lost)
-        return pieces, lost
+        return found, lost
 
     def _schemas(self, topic: str, pinned: str) -> Schemas | None:
         """Return the schemas of a topic's payloads: ``pinned``, else its newest version; None for none."""
@@ -308,18 +304,16 @@ class _Job:
 
     def _split(self, part: Known, one: FilePlan) -> Split:
         """Return the pieces of one file, from the current content of the places."""
-        stored = min(one.end, part.stored_end)
-        runs = []
-        if one.start < stored:
-            pieces, lost = self._pieces(part, one.start, stored)
-            self.report.count("lost", sum(each.end - each.start for each in lost))
-            planned = plan_splits(
-                [(part.selection(one.start, stored), pieces)], split_bytes=_WHOLE, mixed=False
+        start = max(one.start, part.stored_end)
+        if start < one.end and not part.physical:
+            raise OffsetOutOfRange(
+                f"records {start} to {one.end} of {part.key.topic} partition {part.key.partition} are in no "
+                "segment that is here",
+                hint="name the broker, or wait until they are uploaded",
             )
-            runs += [run for split in planned for run in split.runs]
-        if one.end > max(stored, one.start):
-            runs.append(_tail_run(part, max(stored, one.start), one.end))
-        return Split(tuple(runs))
+        found, lost = self._held(part, one.start, one.end)
+        self.report.count("lost", sum(each.end - each.start for each in lost))
+        return found.split
 
 
 def _fact(one: FilePlan, exported: Exported) -> dict[str, Any]:
@@ -340,16 +334,6 @@ def frame_of(spark: SparkSession, report: Report) -> DataFrame:
     facts = sorted(report.facts.items())
     rows = ({**one, "table": table, **fact} for table, fact in facts for one in fact["files"])
     return frame_of_rows(spark, FRAME_SCHEMA, rows)
-
-
-def _tail_run(part: Known, start: int, end: int) -> Run:
-    topic, topic_id, partition = part.key
-    if not part.physical:
-        raise OffsetOutOfRange(
-            f"records {start} to {end} of {topic} partition {partition} are in no segment that is here",
-            hint="name the broker, or wait until they are uploaded",
-        )
-    return Run(topic, topic_id, partition, start, end, (), part.physical)
 
 
 @contextmanager

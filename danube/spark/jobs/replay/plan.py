@@ -13,12 +13,10 @@ from danube.spark.history.decode import COLUMNS, Decoder, Losses
 from danube.spark.history.offsets import Ends, PartitionKey
 from danube.spark.history.options import ReadOptions
 from danube.spark.history.places import AnyPlace
-from danube.spark.history.plan import Lost, Split, plan_splits, refuse_lost
+from danube.spark.history.plan import Lost, Split, refuse_lost
 from danube.spark.history.reading import read_split
-from danube.spark.history.selecting import Catalogue, Known, held, refuse_gone
+from danube.spark.history.selecting import Catalogue, held, refuse_gone
 from danube.spark.jobs.replay.target import LaneRange
-
-_NO_CUT = 1 << 62
 
 
 class Lane(NamedTuple):
@@ -59,7 +57,7 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
         lanes = []
         for one in ranges:
             part = known.get(PartitionKey(one.topic, one.topic_id, one.partition))
-            split = Split(()) if part is None else _split_of(part, one, lost)
+            split = Split(()) if part is None else held(part, one.start, one.end, lost).split
             if part is None:
                 lost.append(Lost(one.topic, one.partition, one.start, one.end, "the topic was deleted"))
             allowed = not options.fail_on_data_loss
@@ -81,13 +79,6 @@ def _ranges(start: Ends, end: Ends) -> list[LaneRange]:
         LaneRange(number, key.topic, key.topic_id, key.partition, start[key], max(start[key], end[key]))
         for number, key in enumerate(sorted(end))
     ]
-
-
-def _split_of(part: Known, lane: LaneRange, lost: list[Lost]) -> Split:
-    """All of a lane's records in the order of their offsets."""
-    selection, pieces, tails = held(part, lane.start, lane.end, lost)
-    splits = plan_splits([(selection, pieces)], split_bytes=_NO_CUT, mixed=False)
-    return Split((*(run for split in splits for run in split.runs), *tails))
 
 
 def read_lane(lane: Lane, columns: Sequence[str] = COLUMNS.names) -> Iterator[pyarrow.RecordBatch]:

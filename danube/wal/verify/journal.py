@@ -5,16 +5,19 @@ Knows the layout in ``docs/formats/metadata.md`` and shares no code with what wr
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-from danube.core.batch.checksum import crc32c
 from danube.wal.verify.bytes import Content, FindingKind
-from danube.wal.verify.state import METADATA_MAGIC, list_in, read_snapshot
+from danube.wal.verify.state import (
+    LOG_HEAD_BYTES,
+    METADATA_MAGIC,
+    entry_at,
+    list_in,
+    read_log_head,
+    read_snapshot,
+)
 
-_HEADER_BYTES: Final = 40
-_STEP: Final = struct.Struct("<IIQ")
 _IDENTITY, _BASE, _PART, _PROMISE, _PUT = range(1, 6)
 _FIELDS: Final = {_IDENTITY: 2, _BASE: 6, _PART: 1, _PROMISE: 2, _PUT: 2}
 _ENTRY_KINDS: Final = (0, 1, 2)
@@ -41,17 +44,11 @@ def looks_like_journal(data: bytes) -> bool:
 def read_member_journal(data: bytes) -> MemberJournal:
     """Return the content of a journal's bytes; an incomplete step behind the mark is ignored."""
     journal = MemberJournal()
-    if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
-        journal.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)
+    head = read_log_head(data, journal)
+    if head is None:
         return journal
-    if len(data) < _HEADER_BYTES or data[:4] != b"DNL1" or crc32c(data[8:24]) != _u32(data, 4):
-        journal.note(FindingKind.CHECKSUM, "the header of the journal is damaged", 0)
-        return journal
-    journal.committed_end, mark_crc, zero = struct.unpack_from("<QII", data, 24)
-    if crc32c(data[24:32]) != mark_crc or zero:
-        journal.note(FindingKind.CHECKSUM, "the mark fails its checksum", 24)
-        return journal
-    if not _HEADER_BYTES < journal.committed_end <= len(data):
+    _, _, journal.committed_end = head
+    if not LOG_HEAD_BYTES < journal.committed_end <= len(data):
         what = f"bytes up to {journal.committed_end} were synced, the file has {len(data)}"
         journal.note(FindingKind.TRUNCATED, what, min(len(data), journal.committed_end))
     _Reading(data, journal).run()
@@ -76,13 +73,12 @@ class _Reading:
         self._parts: list[bytes] = []
 
     def run(self) -> None:
-        journal, position = self._journal, _HEADER_BYTES
+        journal, position = self._journal, LOG_HEAD_BYTES
         while position < len(self._data):
-            step = self._step_at(position)
-            if step is None:
+            step = entry_at(self._data, position)
+            if step is None or step[0] != journal.steps + 1:
                 break
-            journal.steps += 1
-            content, end = step
+            journal.steps, content, end = step
             if not self._take(content):
                 journal.note(FindingKind.CHECKSUM, f"step {journal.steps} is not one", position)
                 return
@@ -93,18 +89,6 @@ class _Reading:
             return
         journal.unfinished = len(self._data) - position
         self._check_snapshot()
-
-    def _step_at(self, position: int) -> tuple[bytes, int] | None:
-        head = self._data[position : position + _STEP.size]
-        if len(head) < _STEP.size:
-            return None
-        crc, size, number = _STEP.unpack(head)
-        end = position + _STEP.size + size
-        if end > len(self._data) or number != self._journal.steps + 1:
-            return None
-        if crc32c(self._data[position + 4 : end]) != crc:
-            return None
-        return self._data[position + _STEP.size : end], end + 7 & ~7
 
     def _take(self, content: bytes) -> bool:
         records = list_in(content)
@@ -140,15 +124,11 @@ class _Reading:
     def _check_snapshot(self) -> None:
         journal = self._journal
         if self._base is None:
-            journal.note(FindingKind.TRUNCATED, "there is no whole step", _HEADER_BYTES)
+            journal.note(FindingKind.TRUNCATED, "there is no whole step", LOG_HEAD_BYTES)
             return
         journal.snapshot = b"".join(self._parts)
         if len(journal.snapshot) != self._base[5]:
             what = f"the snapshot has {len(journal.snapshot)} bytes instead of {self._base[5]}"
-            journal.note(FindingKind.TRUNCATED, what, _HEADER_BYTES)
+            journal.note(FindingKind.TRUNCATED, what, LOG_HEAD_BYTES)
         elif journal.snapshot:
             journal.problems += read_snapshot(journal.snapshot, -1).problems
-
-
-def _u32(data: bytes, position: int) -> int:
-    return int.from_bytes(data[position : position + 4], "little")

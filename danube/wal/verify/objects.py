@@ -86,6 +86,12 @@ class ManifestFacts(Content):
     holes: list[NamedHole] = field(default_factory=list)
 
     @property
+    def originals(self) -> dict[tuple[int, int], bytes]:
+        """Content hashes by offsets, of objects that hold what one segment held."""
+        entries = [one for one in self.entries if not one.flags & (COMPACTED | MERGED)]
+        return {(one.base_offset, one.end_offset): one.content_hash for one in entries}
+
+    @property
     def uploaded_end(self) -> int:
         last = [entry.end_offset for entry in self.entries[-1:]] + [hole.end for hole in self.holes[-1:]]
         return max([self.start_offset, *last])

@@ -25,7 +25,7 @@ _CURSORS: Final = struct.Struct("<8sHHIQQII16s4sI")
 _CURSOR: Final = struct.Struct("<4sIIHHIIQ")
 _STATE: Final = struct.Struct("<BBBBIQII")
 _PRODUCERS: Final = struct.Struct("<8sHHIQQIIII")
-_METADATA_HEAD: Final = 40
+LOG_HEAD_BYTES: Final = 40
 _ENTRY: Final = struct.Struct("<IIQ")
 _SLOT: Final = 64
 _DIGITS: Final = 8
@@ -280,26 +280,46 @@ def read_producers(data: bytes) -> Producers:
     return producers
 
 
+def read_log_head(data: bytes, log: Content) -> tuple[int, int, int] | None:
+    """Generation, size of the snapshot and end of what is committed, of a metadata log or a journal."""
+    if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
+        log.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)
+        return None
+    if len(data) < LOG_HEAD_BYTES or data[:4] != b"DNL1":
+        log.note(FindingKind.CHECKSUM, "this is not a metadata log", 0)
+        return None
+    crc, generation, size, committed_end, mark_crc, zero = struct.unpack_from("<IQQQII", data, 4)
+    if crc32c(data[8:24]) != crc:
+        log.note(FindingKind.CHECKSUM, "the header fails its checksum", 0)
+        return None
+    if mark_crc != crc32c(data[24:32]) or zero:
+        log.note(FindingKind.CHECKSUM, "the mark fails its checksum", 24)
+        return None
+    return generation, size, committed_end
+
+
+def entry_at(data: bytes, position: int) -> tuple[int, bytes, int] | None:
+    """Number and content of the log's entry at ``position``, and where it ends; None if it is not whole."""
+    head = data[position : position + _ENTRY.size]
+    if len(head) < _ENTRY.size:
+        return None
+    crc, size, number = _ENTRY.unpack(head)
+    end = position + _ENTRY.size + size
+    if end > len(data) or crc32c(data[position + 4 : end]) != crc:
+        return None
+    return number, data[position + _ENTRY.size : end], end + 7 & ~7
+
+
 def read_metadata_log(data: bytes) -> MetadataLog:
     """Return header, snapshot and entries up to the mark; bytes behind the mark are unfinished writes."""
     log = MetadataLog()
-    if data[:3] == METADATA_MAGIC and data[3:4] != b"1":
-        log.note(FindingKind.VERSION, f"it has the format {data[:4]!r}", 0)
+    head = read_log_head(data, log)
+    if head is None:
         return log
-    if len(data) < _METADATA_HEAD or data[:4] != b"DNL1":
-        log.note(FindingKind.CHECKSUM, "this is not a metadata log", 0)
-        return log
-    crc, log.generation, size = struct.unpack_from("<IQQ", data, 4)
-    if crc32c(data[8:24]) != crc:
-        log.note(FindingKind.CHECKSUM, "the header fails its checksum", 0)
-        return log
-    log.committed_end, mark_crc, zero = struct.unpack_from("<QII", data, 24)
-    if mark_crc != crc32c(data[24:32]) or zero:
-        log.note(FindingKind.CHECKSUM, "the mark fails its checksum", 24)
-        return log
-    log.snapshot = data[_METADATA_HEAD : _METADATA_HEAD + size]
-    begin = _METADATA_HEAD + size + 7 & ~7
-    version, problems = read_snapshot(log.snapshot, _METADATA_HEAD)
+    log.generation, size, log.committed_end = head
+    log.snapshot = data[LOG_HEAD_BYTES : LOG_HEAD_BYTES + size]
+    begin = LOG_HEAD_BYTES + size + 7 & ~7
+    version, problems = read_snapshot(log.snapshot, LOG_HEAD_BYTES)
     if log.committed_end > len(data) or len(data) < begin or log.committed_end < begin:
         what = f"bytes up to {log.committed_end} were committed, the file has {len(data)}"
         log.note(FindingKind.TRUNCATED, what, min(len(data), log.committed_end))
@@ -355,18 +375,17 @@ def list_in(content: bytes) -> list[Any] | None:
 
 def _read_metadata_entries(data: bytes, position: int, log: MetadataLog) -> None:
     while position < len(data):
-        head = data[position : position + _ENTRY.size]
-        crc, size, index = _ENTRY.unpack(head) if len(head) == _ENTRY.size else (0, len(data), 0)
-        end = position + _ENTRY.size + size
-        if end > len(data) or crc32c(data[position + 4 : end]) != crc:
+        entry = entry_at(data, position)
+        if entry is None:
             what = f"the entry behind command {log.version} fails its checksum"
             log.note(FindingKind.CHECKSUM, what, position)
             return
-        commands = list_in(data[position + _ENTRY.size : end])
+        index, content, end = entry
+        commands = list_in(content)
         if not commands or index != log.version + 1:
             what = f"an entry of command {index} where {log.version + 1} is due, or without commands"
             log.note(FindingKind.DISAGREEMENT, what, position)
             return
-        log.entries.append(MetadataEntry(index, data[position + _ENTRY.size : end]))
+        log.entries.append(MetadataEntry(index, content))
         log.version += len(commands)
-        position = end + 7 & ~7
+        position = end

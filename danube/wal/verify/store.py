@@ -423,11 +423,9 @@ def _compare_copy(
     local: LocalPartition, copy: ManifestFacts, manifest: ManifestFacts, verified: Verified
 ) -> None:
     """Check that the copy is an older manifest of the same log: entries in both must be equal."""
-    rewritten = COMPACTED | MERGED
-    named = {(one.base_offset, one.end_offset): one for one in manifest.entries if not one.flags & rewritten}
-    for entry in copy.entries:
-        span = (entry.base_offset, entry.end_offset)
-        if not entry.flags & rewritten and named.get(span, entry).content_hash != entry.content_hash:
+    named = manifest.originals
+    for span, content_hash in copy.originals.items():
+        if named.get(span, content_hash) != content_hash:
             what = "it names other records than the store's manifest: it is of another log"
             verified.note(FindingKind.IDENTITY, local.directory / "manifest", what, -1, *span)
             return

@@ -602,9 +602,7 @@ def _verify_copy(partition: LocalPartition) -> None:
 
 def _verify_named(partition: LocalPartition, facts: ManifestFacts, path: Path) -> None:
     """A manifest does not say whose log it is of; the segments that it names do."""
-    hashes = {
-        (one.base_offset, one.end_offset): one.content_hash for one in facts.entries if not one.flags & 6
-    }
+    hashes = facts.originals
     for segment in partition.segments:
         span = (segment.base_offset, segment.end_offset)
         if (

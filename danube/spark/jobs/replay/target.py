@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -192,38 +192,27 @@ def _to_file(
     throttle = Throttle(target.bytes_per_s, target.records_per_s)
     for left in directory.glob(f".{path.name}.*"):
         files.unlink(left)
+    batches = iter(rows)
+    first = next(batches, None)
+    if first is None:
+        return
     unfinished = directory / f".{path.name}.{uuid.uuid4().hex}"
-    with _writer(unfinished, target.file_format) as write:
-        for batch in rows:
-            write(batch)
+    with _opened(unfinished, target.file_format, first.schema) as writer:
+        for batch in chain([first], batches):
+            writer.write_batch(batch)
             octets = batch.column("payload").nbytes
             report.rows += batch.num_rows
             report.payload_bytes += octets
             throttle.spend(batch.num_rows, octets)
-    if unfinished.exists():
-        _sync(unfinished)
-        files.rename(unfinished, path)
-        files.fsync_directory(directory)
+    _sync(unfinished)
+    files.rename(unfinished, path)
+    files.fsync_directory(directory)
 
 
-@contextmanager
-def _writer(path: Path, file_format: str) -> Iterator[Callable[[pyarrow.RecordBatch], None]]:
-    """Makes the file with the first batch, whose schema it has; a lane without rows makes none."""
-    opened: list[Any] = []
-
-    def write(batch: pyarrow.RecordBatch) -> None:
-        if not opened:
-            if file_format == "parquet":
-                opened.append(pyarrow.parquet.ParquetWriter(path, batch.schema, compression="zstd"))
-            else:
-                opened.append(pyarrow.ipc.new_file(str(path), batch.schema))
-        opened[0].write_batch(batch)
-
-    try:
-        yield write
-    finally:
-        for each in opened:
-            each.close()
+def _opened(path: Path, file_format: str, schema: pyarrow.Schema) -> Any:
+    if file_format == "parquet":
+        return pyarrow.parquet.ParquetWriter(path, schema, compression="zstd")
+    return pyarrow.ipc.new_file(str(path), schema)
 
 
 def _row_count(path: Path, file_format: str) -> int:

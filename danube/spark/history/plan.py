@@ -68,6 +68,10 @@ class Run(NamedTuple):
     physical: str = ""
 
     @property
+    def name(self) -> str:
+        return f"{self.topic} partition {self.partition}"
+
+    @property
     def bytes(self) -> int:
         return sum(piece.bytes for piece in self.pieces)
 

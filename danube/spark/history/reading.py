@@ -83,14 +83,13 @@ def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) ->
         raise ObjectMissing(f"records of {run.topic} are with a broker that is not named")
 
     def lose(count: int, why: str) -> None:
-        where = f"{run.topic} partition {run.partition}"
         if not losses.allowed:
             raise OffsetOutOfRange(
-                f"{count} of the records {run.start} to {run.end} of {where} cannot be read",
+                f"{count} of the records {run.start} to {run.end} of {run.name} cannot be read",
                 why=why, hint="failOnDataLoss=false reads the remaining records and counts the lost ones",
                 topic=run.topic, partition=run.partition, start=run.start, end=run.end,
             )  # fmt: skip
-        losses.note(Skipped(where, 0, run.start, run.end, f"{count} of these: {why}"))
+        losses.note(Skipped(run.name, 0, run.start, run.end, f"{count} of these: {why}"))
 
     try:
         for octets, start in tail.read(run.physical, run.start, run.end, lose):
@@ -98,11 +97,7 @@ def _read_tail(run: Run, tail: Tail | None, decoder: Decoder, losses: Losses) ->
     except TopicNotFound as error:  # deleted since the driver has planned
         if not losses.allowed:
             raise
-        losses.note(
-            Skipped(
-                f"{run.topic} partition {run.partition}", 0, run.start, run.end, f"what was left: {error}"
-            )
-        )
+        losses.note(Skipped(run.name, 0, run.start, run.end, f"what was left: {error}"))
 
 
 def _read_run(
@@ -120,7 +115,9 @@ def _read_run(
         except ObjectMissing as error:
             attempts += 1
             if attempts == _ATTEMPTS:
-                _give_up(run, pieces[done], str(error), losses)
+                piece = pieces[done]
+                where = f"{run.name}, {piece.segment.key}"
+                losses.note(Skipped(where, 0, piece.start, piece.end, str(error)))
                 done += 1
                 continue
             pieces, done = _found_again(run, pieces[done].start, places, losses), 0
@@ -139,10 +136,5 @@ def _found_again(run: Run, start: int, places: Sequence[AnyPlace], losses: Losse
     if not losses.allowed:
         refuse_lost(lost)
     for one in lost:
-        losses.note(Skipped(f"{run.topic} partition {run.partition}", 0, one.start, one.end, one.why))
+        losses.note(Skipped(run.name, 0, one.start, one.end, one.why))
     return pieces
-
-
-def _give_up(run: Run, piece: Piece, why: str, losses: Losses) -> None:
-    where = f"{run.topic} partition {run.partition}, {piece.segment.key}"
-    losses.note(Skipped(where, 0, piece.start, piece.end, why))

@@ -8,6 +8,7 @@ Facts of a segment before and after it is validated are here as well.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Any, Final
 
@@ -82,10 +83,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def by_kind(self) -> dict[str, int]:
-        numbers: dict[str, int] = {}
-        for one in self.findings:
-            numbers[one.kind] = numbers.get(one.kind, 0) + 1
-        return dict(sorted(numbers.items()))
+        return dict(sorted(Counter(one.kind for one in self.findings).items()))
 
     @property
     def exit_code(self) -> int:
@@ -100,14 +98,12 @@ class Report(msgspec.Struct, kw_only=True):
 
     def to_json(self) -> bytes:
         """The report as JSON, indented; findings as objects with named fields."""
-        fields = msgspec.structs.asdict(self)
-        rows = [dict(zip(Finding.__struct_fields__, msgspec.to_builtins(one), strict=True))
-                for one in self.findings]  # fmt: skip
-        summary = {"exit_code": self.exit_code, "by_kind": self.by_kind}
-        return (
-            msgspec.json.format(msgspec.json.encode({**fields, "findings": rows, **summary}), indent=2)
-            + b"\n"
-        )
+        told = msgspec.structs.asdict(self) | {
+            "findings": [msgspec.structs.asdict(one) for one in self.findings],
+            "exit_code": self.exit_code,
+            "by_kind": self.by_kind,
+        }
+        return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True):

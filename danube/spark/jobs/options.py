@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from danube.config.sections import StorageSettings, parse_boolean
 from danube.errors import InvalidArgument, StorageFailed
 from danube.host import files
-from danube.spark.history.options import Readers, parse_count, parse_words, read_given
+from danube.spark.history.options import STORE_PREFIX, Readers, parse_count, parse_words, read_given
 from danube.spark.history.places import AnyPlace, open_place
 from danube.spark.jobs.findings import Report
 
@@ -43,6 +43,16 @@ COMMON: Final[Readers] = {
     "processes": parse_count,
     "report": parse_local_path,
 }
+
+
+def passed_on(given: Mapping[str, str], *names: str) -> dict[str, str]:
+    """The given options of these names, and those of a store, for a read's own options."""
+    known = {name.lower(): name for name in names}
+    return {
+        known.get(key.lower(), key): text
+        for key, text in given.items()
+        if key.lower() in known or key.lower().startswith(STORE_PREFIX)
+    }
 
 
 class JobOptions:

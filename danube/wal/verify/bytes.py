@@ -196,19 +196,8 @@ class FileSource:
         self.size = os.fstat(self._fd).st_size
 
     def read(self, position: int, size: int) -> bytes:
-        parts: list[bytes] = []
-        size = min(size, self.size - position)
-        try:
-            while size > 0:
-                part = os.pread(self._fd, size, position)
-                if not part:
-                    break
-                parts.append(part)
-                position += len(part)
-                size -= len(part)
-        except OSError as error:
-            raise self._unread(error, position) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = memoryview(bytearray(max(0, min(size, self.size - position))))
+        return data[: self.read_into(data, position)].tobytes()
 
     def read_into(self, target: memoryview, position: int) -> int:
         taken, wanted = 0, min(len(target), self.size - position)
@@ -219,12 +208,9 @@ class FileSource:
                     break
                 taken += part
         except OSError as error:
-            raise self._unread(error, position) from error
+            why = error.strerror or str(error)
+            raise StorageFailed(f"{self._path} cannot be read", why=why, position=position) from error
         return taken
-
-    def _unread(self, error: OSError, position: int) -> StorageFailed:
-        why = error.strerror or str(error)
-        return StorageFailed(f"{self._path} cannot be read", why=why, position=position)
 
     def read_front(self, size_max: int) -> bytes:
         """At most ``size_max`` bytes; of the zeros at the end only _ZEROS_KEPT, which need no memory so."""

@@ -37,7 +37,6 @@ class Name(NamedTuple):
     kind: str
     identity: Identity = (-1, -1)
     numbers: tuple[int, int] = (0, 0)  # base and end offset, or epoch and generation; a version
-    hash_prefix: str = ""
 
 
 class Entry(NamedTuple):
@@ -108,7 +107,7 @@ def name_of(key: str) -> Name:
         return Name("unknown")
     identity = (int(place[1], 16), int(place[2]))
     if segment := _SEGMENT.match(place[3]):
-        return Name("segment", identity, (int(segment[1]), int(segment[2])), segment[3])
+        return Name("segment", identity, (int(segment[1]), int(segment[2])))
     if numbered := _NUMBERED.match(place[3]):
         return Name(numbered[1], identity, (int(numbered[2]), int(numbered[3])))
     if owner := _OWNER.match(place[3]):

@@ -133,22 +133,21 @@ def fill(
     segment.size, segment.end_offset = source.size, segment.base_offset
     footer = _footer(source, segment)
     segment.data_end = footer.summary.data_end if footer is not None else source.size
-    _header(source.read(0, HEADER_BYTES), segment)
+    _header(source.read(0, HEADER_BYTES), segment, identity)
     if segment.shows(Damage.SEGMENT_VERSION):
         return  # this reader knows no meaning for its content
-    _check_identity(segment, footer, identity)
     entries = footer.entries if footer is not None else _NO_ENTRIES
     walk = Walk(segment, source, entries, synced=synced, examiner=examiner, on_rows=on_rows)
     walk.run(hashed=footer is not None)
     if footer is not None:
-        _compare(segment, footer, walk)
+        _compare(segment, footer, walk, identity)
     else:
         segment.data_end = walk.intact_end
         if segment.end_offset < segment.claimed_end:
             _missing_at_end(segment, segment.claimed_end)
 
 
-def _header(data: bytes, segment: Segment) -> None:
+def _header(data: bytes, segment: Segment, identity: tuple[int, int] | None) -> None:
     if len(data) < HEADER_BYTES or not data.strip(b"\0"):
         if data:
             what = "the header is cut or was never written"
@@ -164,20 +163,11 @@ def _header(data: bytes, segment: Segment) -> None:
     segment.has_header = True
     segment.topic_id, segment.partition, segment.created_us = topic_id, partition, created_us
     segment.epoch, segment.first_epoch, segment.log_id = epoch, epoch, log_id
+    if identity not in (None, (topic_id, partition)):
+        segment.note(Damage.WRONG_PARTITION, f"it is of partition {topic_id:016x}-{partition}", 12)
     if base_offset != segment.base_offset:
         what = f"the file has another segment's name: its header says offset {base_offset}"
         segment.note(Damage.WRONG_NAME, what, 24, base_offset)
-
-
-def _check_identity(segment: Segment, footer: _Footer | None, identity: tuple[int, int] | None) -> None:
-    """Header or footer name the partition that the segment should be of, where one is known."""
-    if identity is None or not (segment.has_header or footer):
-        return
-    named = (segment.topic_id, segment.partition)
-    if footer is not None and not segment.has_header:
-        named = (footer.summary.topic_id, footer.summary.partition)
-    if named != identity:
-        segment.note(Damage.WRONG_PARTITION, f"it is of partition {named[0]:016x}-{named[1]}", 12)
 
 
 def _footer(source: Source, segment: Segment) -> _Footer | None:
@@ -230,12 +220,14 @@ def _note_footer(segment: Segment, what: str, footer: bytes, position: int) -> N
     segment.begun_seal = not any(footer[:16]) or not all(any(footer[a:b]) for a, b in pairwise(cuts))
 
 
-def _compare(segment: Segment, footer: _Footer, walk: Walk) -> None:
+def _compare(segment: Segment, footer: _Footer, walk: Walk, identity: tuple[int, int] | None) -> None:
     """Compare the footer with what was read; what lies in damage that was named is not told twice."""
     summary, where = footer.summary, segment.data_end
     named = (summary.topic_id, summary.partition)
     if segment.has_header and named != (segment.topic_id, segment.partition):
         segment.note(Damage.WRONG_PARTITION, "header and footer name different partitions", where)
+    elif not segment.has_header and identity not in (None, named):
+        segment.note(Damage.WRONG_PARTITION, f"it is of partition {named[0]:016x}-{named[1]}", where)
     if segment.has_header and summary.epoch < segment.epoch:
         what = f"the footer is of epoch {summary.epoch}, the header of epoch {segment.epoch}"
         segment.note(Damage.EPOCH_ORDER, what, where)

@@ -105,16 +105,12 @@ class SpanDigests:
                 self._start = -1
 
 
-def every_topic(_: Identity, __: str) -> bool:
-    return True
-
-
 def verify_store(
     store: ObjectStore,
     now_us: int,
     verified: Verified,
     local: Iterable[LocalPartition] = (),
-    wanted: WantedTopic = every_topic,
+    wanted: WantedTopic = lambda *_: True,
     progress: Progress = lambda _: None,
 ) -> None:
     """Check all that lies in ``store``, and that the partitions in ``local`` agree with it.

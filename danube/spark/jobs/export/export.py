@@ -23,7 +23,7 @@ from danube.config.sections import parse_boolean
 from danube.errors import Conflict, InvalidArgument, OffsetOutOfRange
 from danube.limits import MIB
 from danube.spark.history.access import ACCESS_READERS
-from danube.spark.history.options import STORE_PREFIX, Readers, one_of, read_options
+from danube.spark.history.options import Readers, one_of, read_options
 from danube.spark.history.plan import Lost, Split, plan_splits, refuse_lost
 from danube.spark.history.selecting import Catalogue, Held, Known, held, refuse_gone
 from danube.spark.jobs.export.state import ExportState, FilePlan, RoundPlan
@@ -38,7 +38,7 @@ from danube.spark.jobs.export.task import (
     shape_of,
 )
 from danube.spark.jobs.findings import Report
-from danube.spark.jobs.options import JobOptions, parse_local_path, read_job_options, reported
+from danube.spark.jobs.options import JobOptions, parse_local_path, passed_on, read_job_options, reported
 from danube.spark.jobs.running import (
     Pace,
     Progress,
@@ -93,9 +93,7 @@ def _catalogue(read: JobOptions, given: Mapping[str, str]) -> Catalogue:
     """The places and the broker, by the options of reads."""
     if not read.get("target"):
         raise InvalidArgument("option target is missing", hint="name a directory for the tables")
-    passed = {"topic": "/*/*", "storage": read.storage}
-    passed |= {key: text for key, text in given.items() if key.lower().startswith(STORE_PREFIX)}
-    passed |= {key.lower(): text for key, text in given.items() if key.lower() == "topic"}
+    passed = {"topic": "/*/*", "storage": read.storage, **passed_on(given, "topic")}
     passed |= {name: text for name in ("broker", *ACCESS_READERS) if (text := read.get(name))}
     return Catalogue(read_options(passed, streaming=False))
 

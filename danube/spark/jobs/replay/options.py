@@ -13,15 +13,8 @@ from danube.config.sections import parse_boolean
 from danube.errors import InvalidArgument
 from danube.ids import check_label, check_topic_name
 from danube.spark.history.access import ACCESS_READERS, access_of
-from danube.spark.history.options import (
-    STORE_PREFIX,
-    Readers,
-    ReadOptions,
-    one_of,
-    parse_count,
-    read_options,
-)
-from danube.spark.jobs.options import COMMON, parse_local_path, read_job_options
+from danube.spark.history.options import Readers, ReadOptions, one_of, parse_count, read_options
+from danube.spark.jobs.options import COMMON, parse_local_path, passed_on, read_job_options
 from danube.spark.jobs.replay.state import default_state_path, work_hash
 from danube.spark.jobs.replay.target import FORMATS, Target
 from danube.spark.sink.options import check_publish_options
@@ -95,13 +88,7 @@ class ReplayOptions(msgspec.Struct, frozen=True):
 def read_replay_options(given: Mapping[str, str]) -> ReplayOptions:
     """Check given options; InvalidArgument names the option, the fault and valid values."""
     read = read_job_options(given, READERS)
-    names = {name.lower(): name for name in _SOURCE}
-    source = {
-        names.get(key.lower(), key): text
-        for key, text in given.items()
-        if key.lower() in names or key.lower().startswith(STORE_PREFIX)
-    }
-    source |= _access_to_source(read.get)
+    source = passed_on(given, *_SOURCE) | _access_to_source(read.get)
     source_options = read_options(source, streaming=False)
     if len(source_options.topics) > 1 or source_options.patterns:
         raise InvalidArgument("a replay takes one topic", why=f"topic is {source['topic']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import pyarrow
@@ -37,8 +38,7 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
     Raises an error for lost records, unless losses are allowed.  A record that the earlier run published and
     that is lost now would change the numbers of all later ones.
     """
-    catalogue = Catalogue(options)
-    try:
+    with closing(Catalogue(options)) as catalogue:
         known = {part.key: part for part in catalogue.partitions(unsynced=True, under_way=bool(pinned))}
         if len({key.topic for key in known}) > 1:
             names = sorted({key.topic for key in known})
@@ -65,8 +65,6 @@ def plan_lanes(options: ReadOptions, pinned: Sequence[LaneRange] = (), history_i
         if options.fail_on_data_loss:
             refuse_lost(lost)
         return lanes
-    finally:
-        catalogue.close()
 
 
 def _bounds(pinned: Sequence[LaneRange]) -> Ends:

@@ -7,15 +7,14 @@ lasting faults are findings.
     danube spark validate --storage s3://bucket/prefix --report findings.json
     danube spark validate --local --storage /var/lib/danube
 
-Options: ``storage``; ``topic`` (names and patterns, with commas); ``store`` (URL of the objects that belong
-to a data directory: copies are compared); ``payloads`` (inflate compressed columns, and compare payloads
-with their schemas); ``failOn`` (warning or error); ``processes``; ``report``; ``s3.*``.
+Options: READERS, and docs/spark-jobs.md.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -194,13 +193,9 @@ class _Job:
                 found[index] = facts
                 wrong += len(facts.findings)
             pace.step(sum(sizes[index] for index in runs[number]), f"{wrong} findings")
-        parts: list[list[SegmentFacts]] = []
-        start = 0
-        for plan in plans:
-            segments = found[start : start + len(plan.work)]
-            parts.append(sorted(segments, key=lambda facts: facts.base_offset))
-            start += len(plan.work)
-        return parts
+        following = iter(found)
+        parts = [islice(following, len(plan.work)) for plan in plans]
+        return [sorted(part, key=lambda facts: facts.base_offset) for part in parts]
 
     def _count(self, segments: Sequence[SegmentFacts]) -> None:
         report = self.report

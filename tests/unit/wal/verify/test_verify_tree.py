@@ -286,7 +286,7 @@ def test_what_is_not_there_or_cannot_be_read(data_dir: Path, monkeypatch: pytest
     def refuse(fd: int, size: int, position: int) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "pread", refuse)
+    monkeypatch.setattr(os, "preadv", refuse)
     with pytest.raises(StorageFailed, match="cannot be read"):
         verified(data_dir)
 

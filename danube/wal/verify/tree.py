@@ -136,24 +136,18 @@ def _add_flaw(flaw: Flaw | None, path: Path, judged: Judged) -> None:
         judged.note(kind, path, what, 0)
 
 
-def _set_aside_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
-    """Directories whose partition went on elsewhere: their records are on their way back."""
-    for path in sorted((directory / "returning").glob("*")):
-        match = _SET_ASIDE.match(path.name)
-        if match and path.is_dir():
-            yield (int(match[1], 16), int(match[2])), path
-
-
-def partitions_in(directory: Path) -> Iterator[tuple[Identity, Path]]:
+def partitions_in(
+    directory: Path, folder: str = "partitions", named: re.Pattern[str] = _PARTITION
+) -> Iterator[tuple[Identity, Path]]:
     """The partitions of a data directory, by name."""
     try:
-        paths = sorted((directory / "partitions").iterdir())
+        paths = sorted((directory / folder).iterdir())
     except FileNotFoundError:
         return
     except OSError as error:
         raise StorageFailed(f"{directory} cannot be read", why=str(error)) from error
     for path in paths:
-        match = _PARTITION.match(path.name)
+        match = named.match(path.name)
         if match and path.is_dir():
             yield (int(match[1], 16), int(match[2])), path
 
@@ -193,7 +187,8 @@ def verify_tree(
             locals_.append(partition)
     for name, witness in witnesses.items():
         _verify_gone(directory, name, witness, log_ids, wanted, verified)
-    for identity, path in _set_aside_in(directory):
+    # Partitions that went on elsewhere: their records are on their way back.
+    for identity, path in partitions_in(directory, "returning", _SET_ASIDE):
         if wanted(identity):
             progress(path.name)
             verify_partition(path, identity, verified)

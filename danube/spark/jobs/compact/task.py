@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from danube.core import kernels
 from danube.errors import Damage, StoreDamaged
 from danube.host.clock import wall_us
 from danube.spark.history.places import StorePlace
-from danube.spark.jobs.validate.rows import warm_up
 from danube.spark.jobs.validate.task import local_path
 from danube.wal.segments.key_compaction import Compacted, LatestKeys, compact
 from danube.wal.segments.merge import SealedRange
@@ -48,7 +48,7 @@ class CompactTask(NamedTuple):
 
 def stage(task: CompactTask) -> bytes:
     """Make the task's objects; return them with the objects that they may replace, for decode_staged()."""
-    warm_up()
+    kernels.load()
     work = Path(task.work) / f"{task.identity.directory_name}-{uuid4().hex}"
     work.mkdir(parents=True, mode=0o700)
     try:

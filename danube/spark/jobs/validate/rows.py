@@ -15,11 +15,6 @@ from danube.wal.verify import walk
 from danube.wal.verify.walk import ROWS_MAX, WORDS, Examined, Examiner, Octets, Rows, Stop, Verdict
 
 
-def warm_up() -> bool:
-    """Load the kernels for this process; False if they cannot be had (the twins are used then)."""
-    return kernels.load().available
-
-
 def examine(data: Octets, start: int, end: int) -> Examined:
     """Judge the batches in ``data[start:end]``; ``data`` is one-dimensional and contiguous."""
     if not kernels.available:

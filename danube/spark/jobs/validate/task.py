@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from danube.config.sections import split_store_url
+from danube.core import kernels
 from danube.core.batch.columns import BatchView
 from danube.core.batch.format import COMPRESSION_MASK
 from danube.core.metadata.machine import Metadata
@@ -24,7 +25,6 @@ from danube.schema.kinds import Validator
 from danube.schema.model import Definition, SchemaType
 from danube.spark.history.places import AnyPlace, StorePlace
 from danube.spark.jobs.findings import Expected, SegmentFacts
-from danube.spark.jobs.validate.rows import warm_up
 from danube.spark.jobs.validate.segment import validate_segment
 from danube.wal.verify.bytes import Damage, FileSource, Source
 from danube.wal.verify.objects import ObjectSource
@@ -128,7 +128,7 @@ class ValidateTask(NamedTuple):
 
 def validate(task: ValidateTask) -> bytes:
     """Facts of the task's segments, encoded, in its order."""
-    warm_up()
+    kernels.load()
     return _encoder.encode([_validate(task, one) for one in task.segments])
 
 

@@ -44,7 +44,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """Everything holds for the kernel and for its twin."""
     was = kernels.available
     if request.param == "kernel":
-        if not batch_rows.warm_up():
+        if not kernels.load().available:
             pytest.skip("no Numba here")
     else:
         kernels.unload()
@@ -417,7 +417,7 @@ def test_schemas_are_noted_once(tmp_path: Path) -> None:
 
 
 def test_kernel_and_twin_see_the_same(source: random.Random) -> None:
-    if not batch_rows.warm_up():
+    if not kernels.load().available:
         pytest.skip("no Numba here")
     data = b"".join(
         [

@@ -181,7 +181,7 @@ class Catalogue:
                 self._note_log(record, place.name)
         if self._tail is not None:
             for info in self._tail.topics():
-                self._note(known, info.topic, info.topic_id, len(info.partitions), self.options.broker)
+                self._note(known, info.topic, info.topic_id, info.partition_count, self.options.broker)
         lenient = not self.options.fail_on_data_loss and (under_way or bool(known))
         for name in self.options.topics:
             if not any(mark in name for mark in "*?[") and name not in known:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from danube.client.blocking.client import Client
+from danube.client.machine.admin import TopicInfo
 from danube.client.machine.received import ReceivedBatch
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.core.batch.format import BODY_CRC_START, pack_header
@@ -57,12 +58,6 @@ class PartitionEnds(NamedTuple):
     histories: tuple[History, ...] = ()
 
 
-class BrokerTopic(NamedTuple):
-    topic: str
-    topic_id: int
-    partitions: tuple[str, ...]  # physical names
-
-
 class Tail:
     """One broker, connected when it is first asked; for one thread."""
 
@@ -88,13 +83,8 @@ class Tail:
             self._client = self._access.connect(self._url).open()
         return self._client
 
-    def topics(self) -> list[BrokerTopic]:
-        """All topics, by name."""
-        found = [
-            BrokerTopic(info.topic, info.topic_id, tuple(info.partitions))
-            for info in self._live().admin.list_topics()
-        ]
-        return sorted(found)
+    def topics(self) -> list[TopicInfo]:
+        return self._live().admin.list_topics()
 
     def ends(self, topic: str) -> list[tuple[str, PartitionEnds]]:
         """Physical name and ends of every partition, in order; TopicNotFound if there is no topic.

@@ -55,12 +55,11 @@ def finding(kind: Damage, file: str, detail: str, byte: int = -1, offset: int = 
 
 def findings_in(judged: Judged) -> list[Finding]:
     """Findings of the independent reader, as a report has them."""
-    return [
-        finding(
-            Damage(one.fault), one.where, one.what, one.position, one.start if one.start != one.end else -1
-        )
-        for one in judged.findings
-    ]
+    found: list[Finding] = []
+    for one in judged.findings:
+        offset = one.start if one.start != one.end else -1
+        found.append(finding(Damage(one.fault), one.where, one.what, one.position, offset))
+    return found
 
 
 class Report(msgspec.Struct, kw_only=True):

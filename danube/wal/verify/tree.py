@@ -500,6 +500,7 @@ def read_holes_of(partition: LocalPartition) -> None:
 def neighbours(before: Segment, after: Segment) -> Iterator[Finding]:
     """How a segment follows the one before it."""
     where, name, start = after.where, Path(before.where).name, after.base_offset
+    span = (start, after.end_offset)
     if start < before.end_offset and after.batch_count:
         what, end = f"it repeats offsets that {name} holds", min(before.end_offset, after.end_offset)
         yield Finding(FindingKind.OVERLAP, where, what, -1, start, end, Damage.OFFSETS_REPEATED)
@@ -509,10 +510,10 @@ def neighbours(before: Segment, after: Segment) -> Iterator[Finding]:
     hashes = (before.content_hash, before.chain_hash)
     if after.sealed and any(after.previous_hash) and after.previous_hash not in hashes and before.sealed:
         what = f"its previous hash is not the content hash of {name}"
-        yield Finding(FindingKind.CHAIN, where, what, after.data_end, fault=Damage.CHAIN)
+        yield Finding(FindingKind.CHAIN, where, what, after.data_end, *span, Damage.CHAIN)
     if 0 <= after.first_epoch < before.epoch:
         what = f"its epoch {after.first_epoch} is lower than that of {name}"
-        yield Finding(FindingKind.IDENTITY, where, what, 40, fault=Damage.EPOCH_ORDER)
+        yield Finding(FindingKind.IDENTITY, where, what, 40, *span, Damage.EPOCH_ORDER)
 
 
 def judge_mark(partition: LocalPartition) -> None:

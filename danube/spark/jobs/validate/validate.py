@@ -120,11 +120,11 @@ class _Job:
             for record in place.metadata().topics():
                 self._names[record.topic_id] = record.topic
                 self._log_ids[record.topic_id] = log_id_of_topic(record)
-        except (NotFound, StoreUnavailable, StoreRefused):
-            if isinstance(place, DataDirectory):
-                raise
         except DanubeError as error:
-            where = "metadata/metadata.log" if isinstance(place, DataDirectory) else "metadata"
+            local = isinstance(place, DataDirectory)
+            if not local and isinstance(error, (NotFound, StoreUnavailable, StoreRefused)):
+                return  # it has no copy yet, or its listing will fail too
+            where = "metadata/metadata.log" if local else "metadata"
             found = finding(Damage.METADATA_DAMAGED, f"{place.name}/{where}", str(error))
             self.report.findings.append(found)
 

@@ -277,6 +277,16 @@ def _regress(copy: History) -> None:
     (copy.store / manifest_key(manifest.identity, made.epoch, made.generation)).write_bytes(made.encode())
 
 
+def _begin_later(copy: History) -> None:
+    """A manifest that lacks its first object and states no hole there."""
+    _, manifest = _manifest(copy)
+    made = Manifest(
+        manifest.topic, manifest.topic_id, manifest.partition, manifest.epoch, manifest.generation + 1,
+        manifest.start_offset, manifest.entries[1:],
+    )  # fmt: skip
+    (copy.store / manifest_key(manifest.identity, made.epoch, made.generation)).write_bytes(made.encode())
+
+
 def _orphan(copy: History, age_s: float = 90_000) -> None:
     path = _object(copy)
     other = path.with_name(path.name.replace(path.name[-20:-4], "0" * 16))
@@ -305,6 +315,7 @@ STORED: dict[str, tuple[Callable[[History], Any], Damage]] = {
         Damage.MANIFEST_DAMAGED,
     ),
     "a manifest that names less": (_regress, Damage.MANIFEST_REGRESSED),
+    "a manifest that begins behind its start": (_begin_later, Damage.MANIFEST_DAMAGED),
     "a manifest with another record count": (
         lambda copy: _next(copy, lambda rows: rows["batch_count"].__setitem__(0, 1)),
         Damage.MANIFEST_DIFFERS,

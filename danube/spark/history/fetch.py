@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
@@ -88,7 +89,7 @@ class Fetcher:
         piece = next(waiting, None)
         ahead = None if piece is None else self._begin(identity, piece)
         while ahead is not None:
-            fetched = ahead.result()
+            fetched = ahead()
             piece = next(waiting, None)
             ahead = None if piece is None else self._begin(identity, piece)
             yield fetched
@@ -120,24 +121,14 @@ class Fetcher:
         end = index.offsets[number] + 1 if number < len(index) else piece.end
         return piece._replace(start=max(start, piece.start), end=min(end, piece.end))
 
-    def _begin(self, identity: LogIdentity, piece: Piece) -> Future[Fetched]:
+    def _begin(self, identity: LogIdentity, piece: Piece) -> Callable[[], Fetched]:
+        """Fetch an object ahead; of a mapped file the kernel reads ahead.  Returns how to get the piece."""
+        fetch = partial(self.fetch, identity, piece)
         if isinstance(self._places[piece.place], DataDirectory):
-            return _Later(self, identity, piece)
+            return fetch
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="danube-fetch")
-        return self._pool.submit(self.fetch, identity, piece)
-
-
-class _Later(Future[Fetched]):
-    """A mapped file has nothing to be fetched ahead: the kernel reads ahead."""
-
-    def __init__(self, fetcher: Fetcher, identity: LogIdentity, piece: Piece) -> None:
-        super().__init__()
-        self._fetcher = fetcher
-        self._asked = (identity, piece)
-
-    def result(self, timeout: float | None = None) -> Fetched:
-        return self._fetcher.fetch(*self._asked)
+        return self._pool.submit(fetch).result
 
 
 # -- files ------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ _HEADER: Final = struct.Struct("<8sHHIQQQIIHHIHHI")
 _ENTRY: Final = struct.Struct("<QQQQQQqqqII16s16s16s")
 _HOLE: Final = struct.Struct("<QQQIIqq")
 _HOLE_WORDS: Final = ("records may come back", "no record was ever there", "given up")
+_FLAGS_KNOWN: Final = HOLE_BEFORE | COMPACTED | MERGED
+_OFFSET_MAX: Final = 2**63 - 1
+_HOLES_MAX: Final = 65_536
 _TRAILER: Final = struct.Struct("<II")
 _PARTITION: Final = re.compile(r"partitions/([0-9a-f]{16})-(\d{1,10})/(.+)\Z")
 _SEGMENT: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{16})\.seg\Z")
@@ -138,13 +141,15 @@ def read_manifest(data: bytes) -> ManifestFacts:
     elif version not in (1, 2):
         facts.note(FindingKind.VERSION, f"the manifest has version {version}", 8)
         return facts
-    sound = (hole_count > 0 and hole_size == _HOLE.size) if version == 2 else hole_count == hole_size == 0
-    if (header_size, entry_size, zero) != (64, _ENTRY.size, 0) or not sound:
-        facts.note(FindingKind.CHECKSUM, "the header has sizes that cannot be", 10)
+    holed = 0 < hole_count <= _HOLES_MAX and hole_size == _HOLE.size
+    sound = holed if version == 2 else hole_count == hole_size == 0
+    if (header_size, entry_size, zero) != (64, _ENTRY.size, 0) or not sound or start > _OFFSET_MAX:
+        facts.note(FindingKind.CHECKSUM, "the header has sizes or a start that cannot be", 10)
         return facts
     facts.identity, facts.epoch, facts.generation = (topic_id, partition), epoch, generation
     facts.start_offset = start
-    facts.topic = data[64 : 64 + name_size].decode("utf-8", "backslashreplace")
+    name = data[64 : 64 + name_size]
+    facts.topic = name.decode("utf-8", "backslashreplace")
     begin = 64 + (name_size + 7 & ~7)
     holes_begin = begin + count * _ENTRY.size
     if holes_begin + hole_count * _HOLE.size + _TRAILER.size != len(data):
@@ -152,6 +157,8 @@ def read_manifest(data: bytes) -> ManifestFacts:
         facts.note(FindingKind.TRUNCATED, what, len(data))
     elif _TRAILER.unpack_from(data, len(data) - _TRAILER.size) != (crc32c(data[: -_TRAILER.size]), 0):
         facts.note(FindingKind.CHECKSUM, "the manifest fails its checksum", -1)
+    elif facts.topic.encode() != name:
+        facts.note(FindingKind.CHECKSUM, "the topic's name is not UTF-8", 64)
     whole = max(0, min(count, (len(data) - begin) // _ENTRY.size))
     body = data[begin : begin + whole * _ENTRY.size]
     facts.entries = [Entry._make(row) for row in _ENTRY.iter_unpack(body)]
@@ -173,7 +180,7 @@ def _check_holes(facts: ManifestFacts, begin: int) -> None:
     last_end = 0
     for number, hole in enumerate(facts.holes):
         span, position = (hole.start, hole.end), begin + number * _HOLE.size
-        empty = hole.end <= max(hole.start, facts.start_offset)
+        empty = not max(hole.start, facts.start_offset) < hole.end <= _OFFSET_MAX
         if empty or hole.kind >= len(_HOLE_WORDS) or hole.epoch > facts.epoch or hole.start < last_end:
             what = f"hole {number} cannot be"
             facts.note(FindingKind.DISAGREEMENT, what, position, *span)
@@ -202,9 +209,8 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
             )
             named = [(hole.start, hole.end) for hole in facts.holes] if stated else []
             gaps = outside(named, expected, entry.base_offset)
-            facts.problems += [
-                Problem(FindingKind.GAP, what, position, *gap, Damage.OFFSETS_MISSING) for gap in gaps
-            ]
+            fault = Damage.OFFSETS_MISSING if stated else ""
+            facts.problems += [Problem(FindingKind.GAP, what, position, *gap, fault) for gap in gaps]
         elif stated:
             what = f"entry {number} states a hole that is not there"
             facts.note(FindingKind.DISAGREEMENT, what, position, *span)
@@ -216,6 +222,9 @@ def _check_entries(facts: ManifestFacts, begin: int) -> None:
         ):
             what = f"the previous hash of entry {number} is not the hash of the one before"
             facts.note(FindingKind.CHAIN, what, position, *span)
+        if entry.flags & ~_FLAGS_KNOWN or entry.end_offset > _OFFSET_MAX:
+            what = f"entry {number} has unknown flags, or offsets beyond every log"
+            facts.note(FindingKind.DISAGREEMENT, what, position, *span)
         if entry.epoch > facts.epoch:
             what = f"entry {number} is of epoch {entry.epoch}, later than the manifest"
             facts.note(FindingKind.IDENTITY, what, position, *span)

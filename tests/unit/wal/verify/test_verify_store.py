@@ -204,7 +204,11 @@ def test_manifests_that_contradict_themselves_or_the_objects(world: World) -> No
     def inside_out(entries: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
         entries["end_offset"][2] = 6
 
+    def unknown(entries: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
+        entries["flags"][1] |= 8
+
     expected = {
+        unknown: FindingKind.DISAGREEMENT,
         lose_first: FindingKind.GAP,
         overlap: FindingKind.OVERLAP,
         chain: FindingKind.CHAIN,

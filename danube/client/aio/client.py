@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from danube.client.aio.administration import Admin, Schemas
 from danube.client.aio.connection import Connection
 from danube.client.aio.consumer import Consumer
 from danube.client.aio.contexts import Context
 from danube.client.aio.producer import Producer
 from danube.client.aio.typed import TypedConsumer, TypedProducer
-from danube.client.machine.address import URL_DEFAULT, parse_url
-from danube.client.machine.admin import AdminPlans
-from danube.client.machine.schema_plans import SchemaPlans
-from danube.client.machine.tls import TlsOptions, tls_of
+from danube.client.records.administration import AdminOperations, Awaiting, SchemaOperations
 from danube.client.records.handles import BaseClient
 from danube.client.records.setup import (
     ConsumerKeywords,
@@ -23,68 +18,36 @@ from danube.client.records.setup import (
     consumer_options,
     producer_options,
 )
-from danube.client.records.tokens import Token, token_source
-from danube.client.typed.models import Schema, schema_of
+from danube.client.typed.models import Schema
 from danube.core import kernels
 from danube.errors import ClosedError, DanubeError
 
 T = TypeVar("T")
 
 
-class Client(BaseClient["Producer | Consumer"], Context):
-    """A connection to the broker of ``danube://host:port[,host:port]``; use it in ``async with``.
+class Admin(Awaiting, AdminOperations):
+    """Topics, subscriptions, access and the broker's state: ``client.admin``."""
 
-    ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
-    then the broker's greeting.  After a lost connection the client dials again
-    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
-    ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
 
-    ``token`` is a text or a function that returns one, ``token_file`` a file that holds one; both are asked
-    again before the token ends.  Without either DANUBE_TOKEN and DANUBE_TOKEN_FILE are.  A token is sent only
-    to this host, or through TLS, unless ``allow_plaintext_token`` is set.
-    """
+class Schemas(Awaiting, SchemaOperations):
+    """Register, find and compare schemas; bind them to topics."""
+
+
+class Client(BaseClient[Connection], Context):
+    """A connection to the broker of ``danube://host:port[,host:port]``; use it in ``async with``."""
 
     _called = "danube.Client"
-    _close_failed = "closing the client failed"
-
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: Token = "",
-        token_file: str | os.PathLike[str] | None = None,
-        allow_plaintext_token: bool = False,
-        tls: TlsOptions | None = None,
-        name: str = "",
-        timeout: float = 30.0,
-        connect_timeout: float = 10.0,
-        reconnect_timeout: float | None = 60.0,
-    ) -> None:
-        plain_url, self._tls = tls_of(url, tls)
-        self._addresses = parse_url(plain_url)
-        source = token_source(token, token_file)
-        super().__init__(url, name, source, allow_plaintext_token, timeout, reconnect_timeout)
-        self._connect_timeout_s = connect_timeout
-        self._connection: Connection | None = None
-        self.admin = Admin(AdminPlans(self._session), lambda: self._live)
-        self.schemas = Schemas(SchemaPlans(self._session), lambda: self._live)
-
-    @property
-    def _live(self) -> Connection:
-        self._session.check_usable()
-        if self._connection is None:
-            raise ClosedError(
-                "the client is closed" if self._closed else "the client is not connected",
-                hint="use it in `async with danube.connect(...)`",
-            )
-        return self._connection
+    _use = "use it in `async with danube.connect(...)`"
+    _admin_cls, _schemas_cls = Admin, Schemas
+    admin: Admin
+    schemas: Schemas
 
     async def open(self) -> Self:
         """Connect; raise ConnectionFailed when no address of the URL answers.  Done by ``async with``."""
         if self._closed:
             raise ClosedError("the client is closed", hint="make a new one")
         self._session.check_usable()
-        if self._connection is None:
+        if not self._opened:
             connection = Connection(self._session, self._addresses, self._connect_timeout_s, self._tls)
             await connection.open()
             try:
@@ -92,7 +55,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
             except DanubeError:
                 connection.leave()
                 raise
-            self._connection = connection
+            self._connection, self._opened = connection, True
         return self
 
     @overload
@@ -136,13 +99,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
         producer of values.
         """
         made = producer_options(topic, name, self._timeout_ns, **options)
-        producer = (
-            Producer(self._live, made)
-            if schema is None
-            else TypedProducer(self._live, made, schema_of(schema))
-        )
-        self._open.add(producer)
-        return producer
+        return self._add(Producer, TypedProducer, made, schema)
 
     @overload
     def consumer(
@@ -195,13 +152,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
         behind the last record that was acknowledged.  ``schema`` makes it a consumer of values.
         """
         made = consumer_options(topic, subscription, mode, **options)
-        consumer = (
-            Consumer(self._live, made)
-            if schema is None
-            else TypedConsumer(self._live, made, schema_of(schema))
-        )
-        self._open.add(consumer)
-        return consumer
+        return self._add(Consumer, TypedConsumer, made, schema)
 
     async def close(self) -> None:
         """Close producers (flushing them), consumers and the connection.
@@ -211,16 +162,16 @@ class Client(BaseClient["Producer | Consumer"], Context):
         if self._closed:
             return
         self._closed = True
-        connection, self._connection = self._connection, None
+        connected, self._opened = self._opened, False
         opened = self._open.take()
         try:
             outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
             self._session.flush_acks()
-            if connection is not None:
-                await connection.close()
+            if connected:
+                await self._connection.close()
         finally:  # also where this task was cancelled
-            if connection is not None:
-                connection.leave()
+            if connected:
+                self._connection.leave()
             self._session.fail(ClosedError("the client is closed"))
         for outcome in outcomes:
             if isinstance(outcome, BaseException):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Self, TypeVar, Unpack, overload
 
-from danube.client.blocking.administration import Admin, Schemas
 from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.consumer import Batch, Consumer, Message
 from danube.client.blocking.contexts import Context
 from danube.client.blocking.producer import Producer
 from danube.client.blocking.typed import TypedConsumer, TypedProducer
-from danube.client.machine.address import URL_DEFAULT, parse_url
-from danube.client.machine.admin import AdminPlans
-from danube.client.machine.schema_plans import SchemaPlans
-from danube.client.machine.tls import TlsOptions, tls_of
+from danube.client.records.administration import AdminOperations, SchemaOperations, Waiting
 from danube.client.records.handles import BaseClient
 from danube.client.records.setup import (
     ConsumerKeywords,
@@ -22,63 +17,42 @@ from danube.client.records.setup import (
     consumer_options,
     producer_options,
 )
-from danube.client.records.tokens import Token, token_source
-from danube.client.typed.models import Schema, schema_of
+from danube.client.typed.models import Schema
 from danube.errors import ClosedError, DanubeError
 
 T = TypeVar("T")
 
 
-class Client(BaseClient["Producer | Consumer"], Context):
-    """A connection to the broker of ``danube://host:port[,host:port]``; use it in ``with``.
+class Admin(Waiting, AdminOperations):
+    """Topics, subscriptions, access and the broker's state: ``client.admin``."""
 
-    ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial and
-    then the broker's greeting.  After a lost connection the client dials again
-    for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
-    ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
 
-    ``token`` is a text or a function that returns one, ``token_file`` a file that holds one; both are asked
-    again before the token ends.  Without either DANUBE_TOKEN and DANUBE_TOKEN_FILE are.  A token is sent only
-    to this host, or through TLS, unless ``allow_plaintext_token`` is set.
-    """
+class Schemas(Waiting, SchemaOperations):
+    """Register, find and compare schemas; bind them to topics."""
+
+
+class Client(BaseClient[BlockingConnection], Context):
+    """A connection to the broker of ``danube://host:port[,host:port]``; use it in ``with``."""
 
     _called = "danube.sync.Client"
-    _close_failed = "closing the client failed"
-
-    def __init__(
-        self,
-        url: str = URL_DEFAULT,
-        *,
-        token: Token = "",
-        token_file: str | os.PathLike[str] | None = None,
-        allow_plaintext_token: bool = False,
-        tls: TlsOptions | None = None,
-        name: str = "",
-        timeout: float = 30.0,
-        connect_timeout: float = 10.0,
-        reconnect_timeout: float | None = 60.0,
-    ) -> None:
-        source = token_source(token, token_file)
-        super().__init__(url, name, source, allow_plaintext_token, timeout, reconnect_timeout)
-        plain_url, secure = tls_of(url, tls)
-        self._connection = BlockingConnection(self._session, parse_url(plain_url), connect_timeout, secure)
-        self._opened = False
-        self.admin = Admin(AdminPlans(self._session), lambda: self._live)
-        self.schemas = Schemas(SchemaPlans(self._session), lambda: self._live)
-
-    @property
-    def _live(self) -> BlockingConnection:
-        self._session.check_usable()
-        if not self._opened:
-            raise ClosedError("the client is not connected", hint="use it in `with danube.sync.connect(...)`")
-        return self._connection
+    _use = "use it in `with danube.sync.connect(...)`"
+    _admin_cls, _schemas_cls = Admin, Schemas
+    admin: Admin
+    schemas: Schemas
 
     def open(self) -> Self:
         """Connect; raise ConnectionFailed when no address of the URL answers.  Done by ``with``."""
         self._session.check_usable()
         if not self._opened:
-            self._connection.open()
-            self._opened = True
+            self._connection = BlockingConnection(
+                self._session, self._addresses, self._connect_timeout_s, self._tls
+            )
+            try:
+                self._connection.open()
+                self._opened = True
+            except BaseException:  # also a signal's
+                self._connection.close()
+                raise
         return self
 
     @overload
@@ -119,13 +93,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
         ``schema`` makes it a producer of values, see :class:`danube.Schema`.
         """
         made = producer_options(topic, name, self._timeout_ns, **options)
-        producer = (
-            Producer(self._live, made)
-            if schema is None
-            else TypedProducer(self._live, made, schema_of(schema))
-        )
-        self._open.add(producer)
-        return producer
+        return self._add(Producer, TypedProducer, made, schema)
 
     @overload
     def consumer(
@@ -174,13 +142,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
         ``schema`` makes it a consumer of values, see :class:`danube.Schema`.
         """
         made = consumer_options(topic, subscription, mode, **options)
-        consumer = (
-            Consumer(self._live, made)
-            if schema is None
-            else TypedConsumer(self._live, made, schema_of(schema))
-        )
-        self._open.add(consumer)
-        return consumer
+        return self._add(Consumer, TypedConsumer, made, schema)
 
     def close(self) -> None:
         """Close producers (flushing them), consumers and the connection.
@@ -190,10 +152,13 @@ class Client(BaseClient["Producer | Consumer"], Context):
         if self._closed:
             return
         self._closed = True
+        closed = ClosedError("the client is closed")
+        if not self._opened:
+            self._session.fail(closed)
+            return
         failure: DanubeError | None = None
-        opened = self._open.take()
         try:
-            for one in opened:
+            for one in self._open.take():
                 try:
                     one.close()
                 except DanubeError as error:
@@ -201,7 +166,7 @@ class Client(BaseClient["Producer | Consumer"], Context):
         finally:
             self._connection.close()
             with self._connection.lock:
-                self._session.fail(ClosedError("the client is closed"))
+                self._session.fail(closed)
         if failure is not None:
             raise failure
 

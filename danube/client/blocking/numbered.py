@@ -246,10 +246,11 @@ class NumberedProducer:
         """Close the handles; the next run learns of batches without an answer."""
         opened, self._open = self._open, {}
         self._failure = self._failure or ClosedError("the producer is closed")
-        connection = self._client._connection
-        with connection.lock:
-            replies = [partition.close() for partition in opened.values()]
-        connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
+        if opened:
+            connection = self._client._connection
+            with connection.lock:
+                replies = [partition.close() for partition in opened.values()]
+            connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
 
     def __enter__(self) -> NumberedProducer:
         return self.open()

@@ -7,13 +7,10 @@ so that one piece of logic serves both shells.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator
-from functools import update_wrapper
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
 Plan = Generator["Reply", Any, T]
 
 
@@ -101,12 +98,3 @@ def all_settled(replies: list[Reply]) -> Reply:
     for reply in pending:
         reply.when_settled(count)
     return whole
-
-
-def described(method: Method, plan: Callable[..., Any]) -> Method:
-    """Give a method that runs a plan the plan's name, text and signature; it returns the plan's result."""
-    update_wrapper(method, plan)
-    signature = inspect.signature(plan)
-    result = str(signature.return_annotation).removeprefix("Plan[").removesuffix("]")
-    method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
-    return method

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+from danube.client.machine.address import URL_DEFAULT, parse_url
+from danube.client.machine.admin import AdminPlans
+from danube.client.machine.schema_plans import SchemaPlans
 from danube.client.machine.session import Session
+from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
 from danube.client.records.setup import ConsumerOptions, ProducerOptions, seconds_as_ns
-from danube.client.records.tokens import TokenSource
+from danube.client.records.tokens import Token, token_source
 from danube.errors import ClosedError, DanubeError
 from danube.host.allocator import keep_large_blocks
 
@@ -31,6 +36,7 @@ One = TypeVar("One", bound=_Closable)
 Shell = TypeVar("Shell", bound=_Connected)
 Options = TypeVar("Options", bound=ProducerOptions | ConsumerOptions)
 Box = TypeVar("Box")
+Made = TypeVar("Made")
 M = TypeVar("M", bound=BaseMessage)
 B = TypeVar("B", bound=BaseBatch)
 
@@ -61,32 +67,80 @@ class OpenHandles(Generic[One]):
         return taken
 
 
-class BaseClient(Generic[One]):
-    """A client without its connection: the session, and the open producers and consumers."""
+class BaseClient(Generic[Shell]):
+    """A client of either kind: its session, its open producers and consumers, and administration."""
+
+    _connection: Shell  # from open() on
 
     _called: ClassVar[str]  # in repr()
+    _use: ClassVar[str]  # example of its use, for an error's hint
+    _admin_cls: type[Any]
+    _schemas_cls: type[Any]
+    _close_failed = "closing the client failed"
 
     def __init__(
         self,
-        url: str,
-        name: str,
-        token: TokenSource,
-        plaintext_token: bool,
-        timeout: float,
-        reconnect_timeout: float | None,
+        url: str = URL_DEFAULT,
+        *,
+        token: Token = "",
+        token_file: str | os.PathLike[str] | None = None,
+        allow_plaintext_token: bool = False,
+        tls: TlsOptions | None = None,
+        name: str = "",
+        timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        reconnect_timeout: float | None = 60.0,
     ) -> None:
+        """Check the arguments; open() connects.
+
+        ``timeout`` (seconds) bounds requests and sends, ``connect_timeout`` for each address first the dial
+        and then the broker's greeting.  After a lost connection the client dials again
+        for ``reconnect_timeout`` seconds (None: for ever) before everything that waits fails.
+        ``danube+tls://`` or ``tls`` (:class:`danube.TlsOptions`) makes it connect by TLS.
+
+        ``token`` is a text or a function that returns one, ``token_file`` a file that holds one; both are
+        asked again before the token ends.  Without either DANUBE_TOKEN and DANUBE_TOKEN_FILE are.  A token is
+        sent only to this host, or through TLS, unless ``allow_plaintext_token`` is set.
+        """
         keep_large_blocks()
+        plain_url, self._tls = tls_of(url, tls)
+        self._addresses = parse_url(plain_url)
         self._url = url
         self._timeout_ns = seconds_as_ns(timeout, "timeout")
+        self._connect_timeout_s = connect_timeout
         self._session = Session(
             client=name or f"danube-python on {socket.gethostname()}",
-            token=token,
-            plaintext_token=plaintext_token,
+            token=token_source(token, token_file),
+            plaintext_token=allow_plaintext_token,
             reconnect_timeout_ns=None if reconnect_timeout is None else int(reconnect_timeout * 1e9),
             request_timeout_ns=self._timeout_ns,
         )
+        self._opened = False
         self._closed = False
-        self._open: OpenHandles[One] = OpenHandles()
+        self._open: OpenHandles[Any] = OpenHandles()
+        self.admin = self._admin_cls(AdminPlans(self._session), lambda: self._live)
+        self.schemas = self._schemas_cls(SchemaPlans(self._session), lambda: self._live)
+
+    @property
+    def _live(self) -> Shell:
+        self._session.check_usable()
+        if not self._opened:
+            raise ClosedError(
+                f"the client is {'closed' if self._closed else 'not connected'}", hint=self._use
+            )
+        return self._connection
+
+    def _add(
+        self,
+        plain: Callable[[Shell, Options], Made],
+        typed: Callable[[Shell, Options, Any], Made],
+        options: Options,
+        schema: Any,
+    ) -> Made:
+        """Make a producer or consumer, of values where there is a schema."""
+        one = plain(self._live, options) if schema is None else typed(self._live, options, schema)
+        self._open.add(one)
+        return one
 
     @property
     def principal(self) -> str:

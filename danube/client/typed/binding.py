@@ -17,7 +17,16 @@ from danube.client.machine.session import Session
 from danube.client.records.handles import B, ConsumerHandle, Handle, M, Shell
 from danube.client.records.outbox import Outbox
 from danube.client.records.setup import ConsumerOptions, ProducerOptions
-from danube.client.typed.models import Codec, Decode, Schema, codec_of, decoded, encoded, registered_codec
+from danube.client.typed.models import (
+    Codec,
+    Decode,
+    Schema,
+    codec_of,
+    decoded,
+    encoded,
+    registered_codec,
+    schema_of,
+)
 from danube.errors import ClosedError, DanubeError, SchemaInvalid, SchemaNotFound
 
 VERSIONS_KEPT_MAX = 1_000  # a consumer of more versions than this forgets the oldest and asks again
@@ -190,9 +199,9 @@ class ValuedBatch(Generic[T]):
 class BoundProducer(Handle[Shell, ProducerOptions, Outbox], Generic[Shell, T]):
     """Producer of values, whichever client it belongs to."""
 
-    def __init__(self, connection: Shell, options: ProducerOptions, schema: Schema[T]) -> None:
+    def __init__(self, connection: Shell, options: ProducerOptions, schema: Any) -> None:
         super().__init__(connection, options)
-        self._schema = schema
+        self._schema: Schema[T] = schema_of(schema)
         self._bound: Bound | None = None
 
     @property
@@ -228,9 +237,9 @@ class BoundProducer(Handle[Shell, ProducerOptions, Outbox], Generic[Shell, T]):
 class BoundConsumer(ConsumerHandle[Shell, M, B], Generic[Shell, M, B, T]):
     """Consumer of values, whichever client it belongs to."""
 
-    def __init__(self, connection: Shell, options: ConsumerOptions, schema: Schema[T]) -> None:
+    def __init__(self, connection: Shell, options: ConsumerOptions, schema: Any) -> None:
         super().__init__(connection, options)
-        self._schema = schema
+        self._schema: Schema[T] = schema_of(schema)
         self._decoding: Decoding | None = None
 
     def _bind(self, message: Callable[..., M], batch: Callable[..., B]) -> Plan[None]:

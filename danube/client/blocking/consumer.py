@@ -13,37 +13,39 @@ from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.reply import Plan
 from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
-from danube.client.records.message import BaseBatch, BaseMessage
+from danube.client.records.message import BaseBatch, BaseMessage, Delivered
 from danube.client.records.setup import ConsumerOptions, open_consumer
 from danube.errors import ClosedError, InvalidArgument
 
 
-class Message(BaseMessage, eq=False):
-    """A message of the blocking client; ``with message:`` acks on success, nacks on an error."""
+class Locked(Delivered):
+    """Of the blocking client, whose threads may settle records of one consumer at the same time."""
+
+    __slots__ = ()
 
     def ack(self) -> None:
         """Acknowledge; the ack is sent when the consumer next receives, or is closed."""
         self.ack_nowait()
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        """Give back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
         self.nack_nowait(delay, reason)
 
     def ack_nowait(self) -> None:
-        """Acknowledge like ack(); threads may settle messages of one consumer at the same time."""
-        with self._source.partition.shell.lock:
+        """Acknowledge like ack()."""
+        with self._consumer.shell.lock:
             super().ack_nowait()
 
     def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
         """Refuse like nack()."""
-        with self._source.partition.shell.lock:
+        with self._consumer.shell.lock:
             super().nack_nowait(delay, reason)
 
     def _give_up(self, error: BaseException) -> None:
-        with self._source.partition.shell.lock:
+        with self._consumer.shell.lock:
             super()._give_up(error)
 
-    def __enter__(self) -> Message:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -52,38 +54,12 @@ class Message(BaseMessage, eq=False):
         self._settle(error)
 
 
-class Batch(BaseBatch):
+class Message(Locked, BaseMessage, eq=False):
+    """A message of the blocking client; ``with message:`` acks on success, nacks on an error."""
+
+
+class Batch(Locked, BaseBatch):
     """A batch of the blocking client; ``with batch:`` acks on success, nacks on an error."""
-
-    def ack(self) -> None:
-        """Acknowledge all records; the acks are sent when the consumer next receives, or is closed."""
-        self.ack_nowait()
-
-    def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
-        self.nack_nowait(delay, reason)
-
-    def ack_nowait(self) -> None:
-        """Acknowledge like ack(); threads may settle batches of one consumer at the same time."""
-        with self._partition.shell.lock:
-            super().ack_nowait()
-
-    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
-        """Refuse like nack()."""
-        with self._partition.shell.lock:
-            super().nack_nowait(delay, reason)
-
-    def _give_up(self, error: BaseException) -> None:
-        with self._partition.shell.lock:
-            super()._give_up(error)
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._settle(error)
 
 
 class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):

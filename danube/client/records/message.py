@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
@@ -29,7 +30,61 @@ class Source(msgspec.Struct, eq=False):
     batch: ReceivedBatch
 
 
-class BaseMessage(msgspec.Struct, eq=False):
+class Delivered:
+    """Records that are acknowledged or given back together: a message or a batch."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _consumer(self) -> PartitionConsumer: ...
+
+    @abstractmethod
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Half-open ranges of the offsets."""
+
+    def ack_nowait(self) -> None:
+        """Acknowledge; sent with others at the end of the loop's turn."""
+        self._consumer.ack_ranges(self._ranges())
+
+    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
+        """Give back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self._consumer.nack(self._ranges(), delay_ms_of(delay), reason)
+
+    def _settle(self, error: BaseException | None) -> None:
+        """Ack or nack as the ``with`` block ended."""
+        if error is None:
+            self.ack_nowait()
+        else:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        give_up(self._consumer, self._ranges(), error)
+
+
+class Awaited(Delivered):
+    """Of the asyncio client; ``async with`` acks on success, nacks on an error."""
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """Acknowledge; sent with others at the end of the loop's turn."""
+        self.ack_nowait()
+
+    async def nack(self, delay: float | None = None, reason: str = "") -> None:
+        """Give back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
+        self.nack_nowait(delay, reason)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._settle(error)
+
+
+class BaseMessage(Delivered, msgspec.Struct, eq=False):
     """One record, as it was delivered.  Everything but payload and offset is decoded on first access."""
 
     payload: bytes
@@ -88,23 +143,16 @@ class BaseMessage(msgspec.Struct, eq=False):
         """How often it was delivered before."""
         return self._source.batch.redelivery_count
 
+    @property
+    def _consumer(self) -> PartitionConsumer:
+        return self._source.partition
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        return [(self.offset, self.offset + 1)]
+
     def ack_nowait(self) -> None:
         """Acknowledge; sent with others at the end of the loop's turn."""
         self._source.partition.ack(self.offset)
-
-    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
-        """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
-        self._source.partition.nack([(self.offset, self.offset + 1)], delay_ms_of(delay), reason)
-
-    def _settle(self, error: BaseException | None) -> None:
-        """Ack or nack the message as its ``with`` block ended."""
-        if error is None:
-            self.ack_nowait()
-        else:
-            self._give_up(error)
-
-    def _give_up(self, error: BaseException) -> None:
-        give_up(self._source.partition, [(self.offset, self.offset + 1)], error)
 
     def __repr__(self) -> str:
         shown = self.payload if len(self.payload) <= 32 else self.payload[:32] + b"..."
@@ -113,27 +161,15 @@ class BaseMessage(msgspec.Struct, eq=False):
         )
 
 
-class Message(BaseMessage, eq=False):
+class Message(Awaited, BaseMessage, eq=False):
     """A message of the asyncio client; ``async with message:`` acks on success, nacks on an error."""
 
     async def ack(self) -> None:
         """Acknowledge; sent with others at the end of the loop's turn."""
         self._source.partition.ack(self.offset)
 
-    async def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """Give the record back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
-        self.nack_nowait(delay, reason)
 
-    async def __aenter__(self) -> Message:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._settle(error)
-
-
-class BaseBatch:
+class BaseBatch(Delivered):
     """Consecutive deliveries of one partition, read in place.  A record costs nothing until accessed."""
 
     def __init__(self, topic: str, partition: PartitionConsumer, parts: list[Part]) -> None:
@@ -212,23 +248,12 @@ class BaseBatch:
 
         return table_of(self._parts, self.partition)
 
-    def ack_nowait(self) -> None:
-        """Acknowledge all records; sent at the end of the loop's turn."""
-        self._partition.ack_ranges(self.offset_ranges())
+    @property
+    def _consumer(self) -> PartitionConsumer:
+        return self._partition
 
-    def nack_nowait(self, delay: float | None = None, reason: str = "") -> None:
-        """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
-        self._partition.nack(self.offset_ranges(), delay_ms_of(delay), reason)
-
-    def _settle(self, error: BaseException | None) -> None:
-        """Ack or nack the batch as its ``with`` block ended."""
-        if error is None:
-            self.ack_nowait()
-        else:
-            self._give_up(error)
-
-    def _give_up(self, error: BaseException) -> None:
-        give_up(self._partition, self.offset_ranges(), error)
+    def _ranges(self) -> list[tuple[int, int]]:
+        return self.offset_ranges()
 
     def __repr__(self) -> str:
         return (
@@ -237,24 +262,8 @@ class BaseBatch:
         )
 
 
-class Batch(BaseBatch):
+class Batch(Awaited, BaseBatch):
     """A batch of the asyncio client; ``async with batch:`` acks on success, nacks on an error."""
-
-    async def ack(self) -> None:
-        """Acknowledge all records; sent at the end of the loop's turn."""
-        self.ack_nowait()
-
-    async def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """Give all records back, to be delivered again after ``delay`` seconds (None: the policy's delay)."""
-        self.nack_nowait(delay, reason)
-
-    async def __aenter__(self) -> Batch:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._settle(error)
 
 
 def messages_of(

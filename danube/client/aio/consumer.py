@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Self
 
 from danube.client.aio.connection import Connection
 from danube.client.aio.contexts import Context
-from danube.client.machine.reply import Reply, all_settled
-from danube.client.machine.subscribing import CLOSE_TIMEOUT_NS
+from danube.client.machine.reply import all_settled
 from danube.client.records.handles import ConsumerHandle
-from danube.client.records.inbox import Inbox
+from danube.client.records.inbox import CLOSE_WAIT_S, Inbox, raise_lost
 from danube.client.records.message import Batch, Message
-from danube.client.records.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, InvalidArgument, OperationTimeout
-
-CLOSE_WAIT_S = CLOSE_TIMEOUT_NS / 1e9 + 1.0  # acks that are pending have a deadline of their own
+from danube.errors import InvalidArgument, OperationTimeout
 
 
 class _Messages:
@@ -50,21 +46,12 @@ class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
     """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
 
     _use = "use it in `async with client.consumer(...)`"
-
-    def __init__(self, connection: Connection, options: ConsumerOptions) -> None:
-        super().__init__(connection, options)
-        self._message_cls, self._batch_cls = Message, Batch
+    _message_cls: Callable[..., Message] = Message
+    _batch_cls: Callable[..., Batch] = Batch
 
     async def open(self) -> Self:
         """Subscribe to every partition; done by ``async with``."""
-        if self._open_box is None:
-            self._check_openable()
-            plan = open_consumer(self._connection.session, self._options, self._message_cls, self._batch_cls)
-            inbox = await self._connection.run(plan)
-            if self.closed:
-                inbox.close()
-                raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
-            self._open_box = inbox
+        await self._connection.run(self._opening())
         return self
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -134,10 +121,3 @@ class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
             except OperationTimeout:
                 pass  # no ack is at stake; the connection's end closes it at the broker
             raise_lost(replies)
-
-
-def raise_lost(replies: list[Reply]) -> None:
-    """Raise the error for which acks of a closed consumer may be lost."""
-    for reply in replies:
-        if reply.error is not None:
-            raise reply.error.with_traceback(None)

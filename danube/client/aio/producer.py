@@ -10,15 +10,13 @@ from danube.client.aio.connection import Connection, until_settled
 from danube.client.aio.contexts import Context
 from danube.client.machine.ack import Ack
 from danube.client.machine.publishing import Outgoing
-from danube.client.machine.reply import Reply, all_settled
+from danube.client.machine.reply import Plan, Reply, all_settled
 from danube.client.records.group import SendFuture
-from danube.client.records.handles import Handle
-from danube.client.records.outbox import Outbox, Part, acks_of
+from danube.client.records.handles import ProducerHandle
+from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of, raise_first
 from danube.client.records.records import Attributes
-from danube.client.records.setup import ProducerOptions, open_producer
-from danube.errors import ClosedError, DanubeError, OperationTimeout
-
-CLOSE_TIMEOUT_S = 5.0
+from danube.client.records.setup import ProducerOptions
+from danube.errors import DanubeError, OperationTimeout
 
 
 class AwaitableSend(SendFuture):
@@ -46,12 +44,10 @@ class AwaitableSend(SendFuture):
             await until_settled(outcome)
 
 
-class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
+class Producer(ProducerHandle[Connection], Context):
     """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``async with``."""
 
-    _kind = "producer"
     _use = "use it in `async with client.producer(...)`"
-    _close_failed = "the producer also failed to deliver"
 
     def __init__(self, connection: Connection, options: ProducerOptions) -> None:
         super().__init__(connection, options)
@@ -59,16 +55,14 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
 
     async def open(self) -> Self:
         """Find or make the topic and open every partition; done by ``async with``."""
-        if self._open_box is None:
-            self._check_openable()
-            box = await self._connection.run(open_producer(self._connection.session, self._options))
-            if self.closed:
-                box.close()
-                raise ClosedError("the producer was closed while it was opened", hint="make a new one")
-            box.when_group = self._schedule
-            box.when_full = self._connection.flush
-            self._open_box = box
+        await self._connection.run(self._opening())
         return self
+
+    def _make_box(self) -> Plan[Outbox]:
+        box = yield from super()._make_box()
+        box.when_group = self._schedule
+        box.when_full = self._connection.flush
+        return box
 
     def _schedule(self) -> None:
         loop = asyncio.get_running_loop()
@@ -166,7 +160,7 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
                 while not box.has_room:
                     await self._connection.wait(box.room())
         except TimeoutError:
-            raise no_room(box) from None
+            raise box.no_room() from None
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered.
@@ -191,7 +185,7 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
             self._connection.flush()
             await self._connection.wait_within(emptied, timeout, "flush")
         except OperationTimeout as error:
-            failure = undelivered(box, error)
+            failure = box.undelivered(error)
         finally:
             failures = box.take_failures()
             replies = box.close()
@@ -199,30 +193,6 @@ class Producer(Handle[Connection, ProducerOptions, Outbox], Context):
         if failure is not None:
             raise failure
         raise_first(failures)
-
-
-def raise_first(failures: list[BaseException]) -> None:
-    if failures:
-        if len(failures) > 1:
-            failures[0].add_note(f"danube: {len(failures) - 1} more sends failed")
-        raise failures[0].with_traceback(None)
-
-
-def no_room(box: Outbox) -> OperationTimeout:
-    return OperationTimeout(
-        f"there was no room for more records of producer {box.name!r} within {box.timeout_s:g} s",
-        why=f"{box.in_flight_bytes} of {box.in_flight_bytes_max} bytes are not acknowledged",
-        hint="records that were sent before may be stored; look at the broker",
-    )
-
-
-def undelivered(box: Outbox, error: OperationTimeout) -> OperationTimeout:
-    return OperationTimeout(
-        f"producer {box.name!r} was closed with {box.unanswered} batches not acknowledged",
-        why=error.what,
-        hint="whether they are stored is not known; flush() with a longer timeout before closing",
-        batches=box.unanswered,
-    )
 
 
 async def _close_quietly(connection: Connection, replies: list[Reply]) -> None:

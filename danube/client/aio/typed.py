@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from danube.client.aio.connection import Connection
 from danube.client.aio.consumer import Consumer
@@ -19,11 +19,6 @@ T = TypeVar("T")
 
 class TypedProducer(BoundProducer[Connection, T], Producer):
     """Sends values of one schema; bytes are sent as they are.  Made by ``client.producer(schema=...)``."""
-
-    async def open(self) -> Self:
-        """Register or find the schema, then open as every producer does; done by ``async with``."""
-        await self._connection.run(self._bind())
-        return await super().open()
 
     async def send(
         self, payload: T | bytes, key: str | bytes | None = None, attributes: Attributes | None = None
@@ -53,12 +48,8 @@ class TypedMessage(Message, Valued[T], eq=False, kw_only=True):
     _decoding: Decoding
 
 
-class TypedBatch(Batch, ValuedBatch[T]):
+class TypedBatch(ValuedBatch[T], Batch):
     """A batch with the values of its records."""
-
-    def __init__(self, decoding: Decoding, *rest: Any) -> None:
-        super().__init__(*rest)
-        self._decoding = decoding
 
 
 class _TypedMessages(Generic[T]):
@@ -87,10 +78,7 @@ class _TypedMessages(Generic[T]):
 class TypedConsumer(BoundConsumer[Connection, Message, Batch, T], Consumer):
     """Receives values.  Made by ``client.consumer(schema=...)``."""
 
-    async def open(self) -> Self:
-        """Find out how values are decoded, then subscribe; done by ``async with``."""
-        await self._connection.run(self._bind(TypedMessage, TypedBatch))
-        return await super().open()
+    _message_cls, _batch_cls = TypedMessage, TypedBatch
 
     async def _learn(self, parts: Iterable[Part]) -> None:
         """Fetch versions from the registry that the records name and that are not known yet."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from danube.client.aio.consumer import CLOSE_WAIT_S, raise_lost
 from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.reply import Plan
 from danube.client.records.handles import ConsumerHandle
-from danube.client.records.inbox import Inbox
+from danube.client.records.inbox import CLOSE_WAIT_S, Inbox, raise_lost
 from danube.client.records.message import BaseBatch, BaseMessage, Delivered
-from danube.client.records.setup import ConsumerOptions, open_consumer
-from danube.errors import ClosedError, InvalidArgument
+from danube.errors import InvalidArgument
 
 
 class Locked(Delivered):
@@ -66,23 +64,19 @@ class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):
     """Receives a topic's messages through a subscription.  Made by ``client.consumer(...)``."""
 
     _use = "use it in `with client.consumer(...)`"
-
-    def __init__(self, connection: BlockingConnection, options: ConsumerOptions) -> None:
-        super().__init__(connection, options)
-        self._message_cls, self._batch_cls = Message, Batch
+    _message_cls: Callable[..., Message] = Message
+    _batch_cls: Callable[..., Batch] = Batch
 
     def open(self) -> Self:
         """Subscribe to every partition; done by ``with``."""
-        open_whole(self, self._opening)
+        open_whole(self)
         return self
 
-    def _opening(self) -> Plan[None]:
-        session = self._connection.session
-        self._open_box = yield from open_consumer(session, self._options, self._message_cls, self._batch_cls)
-        for partition in self._open_box.partitions:
+    def _make_box(self) -> Plan[Inbox[Message, Batch]]:
+        inbox = yield from super()._make_box()
+        for partition in inbox.partitions:
             partition.shell = self._connection
-        if self._closed:
-            raise ClosedError("the consumer was closed while it was opened", hint="make a new one")
+        return inbox
 
     def __iter__(self) -> Iterator[Message]:
         inbox, lock = self._box, self._connection.lock

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from danube.client.blocking.connection import BlockingConnection
-from danube.client.machine.reply import Plan
 from danube.client.records.handles import Handle
 from danube.errors import DanubeError
 
@@ -38,13 +36,12 @@ class Context(ABC):
             error.add_note(f"danube: {self._close_failed}: {failure}")
 
 
-def open_whole(handle: Handle[BlockingConnection, Any, Any], opening: Callable[[], Plan[None]]) -> None:
-    """Run the plan that opens a producer or consumer; close again what it has opened if it fails."""
+def open_whole(handle: Handle[BlockingConnection, Any, Any]) -> None:
+    """Open a producer or consumer; close again what was opened if the call is cut short."""
     already = handle._open_box
     if already is None:
-        handle._check_openable()
         try:
-            handle._connection.run(opening())
+            handle._connection.run(handle._opening())
         except BaseException:  # also a signal's, behind the last answer
             box, handle._open_box = handle._open_box, None
             if box is not None:

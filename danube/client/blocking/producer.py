@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from danube.client.aio.producer import CLOSE_TIMEOUT_S, no_room, raise_first, undelivered
 from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.ack import Ack
-from danube.client.machine.reply import Plan, all_settled
+from danube.client.machine.reply import all_settled
 from danube.client.records.group import Group, SendFuture
-from danube.client.records.handles import Handle
-from danube.client.records.outbox import Outbox, Part, acks_of
+from danube.client.records.handles import ProducerHandle
+from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of, raise_first
 from danube.client.records.records import Attributes
-from danube.client.records.setup import ProducerOptions, open_producer
-from danube.errors import ClosedError, DanubeError, OperationTimeout
+from danube.errors import DanubeError, OperationTimeout
 
 
 class BlockingSend(SendFuture):
@@ -36,22 +34,15 @@ class BlockingSend(SendFuture):
         return self._ack()
 
 
-class Producer(Handle[BlockingConnection, ProducerOptions, Outbox], Context):
+class Producer(ProducerHandle[BlockingConnection], Context):
     """Sends records to a topic.  Made by ``client.producer(...)``; use it in ``with``."""
 
-    _kind = "producer"
     _use = "use it in `with client.producer(...)`"
-    _close_failed = "the producer also failed to deliver"
 
     def open(self) -> Self:
         """Find or make the topic and open every partition; done by ``with``."""
-        open_whole(self, self._opening)
+        open_whole(self)
         return self
-
-    def _opening(self) -> Plan[None]:
-        self._open_box = yield from open_producer(self._connection.session, self._options)
-        if self._closed:
-            raise ClosedError("the producer was closed while it was opened", hint="make a new one")
 
     def send(
         self, payload: bytes, key: str | bytes | None = None, attributes: Attributes | None = None
@@ -130,7 +121,7 @@ class Producer(Handle[BlockingConnection, ProducerOptions, Outbox], Context):
     def _room(self, box: Outbox) -> None:
         """Wait for room, for as long as a send may take."""
         if not self._connection.wait_until(lambda: box.has_room, box.timeout_s):
-            raise no_room(box)
+            raise box.no_room()
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is answered.
@@ -156,7 +147,7 @@ class Producer(Handle[BlockingConnection, ProducerOptions, Outbox], Context):
                 emptied = box.emptied()
             connection.wait(emptied, timeout, "flush")
         except OperationTimeout as error:
-            failure = undelivered(box, error)
+            failure = box.undelivered(error)
         finally:
             with connection.lock:
                 failures = box.take_failures()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.consumer import Batch, Consumer, Message
@@ -18,11 +18,6 @@ T = TypeVar("T")
 
 class TypedProducer(BoundProducer[BlockingConnection, T], Producer):
     """Sends values of one schema; bytes are sent as they are.  Made by ``client.producer(schema=...)``."""
-
-    def open(self) -> Self:
-        """Register or find the schema, then open as every producer does; done by ``with``."""
-        self._connection.run(self._bind())
-        return super().open()
 
     def send(
         self, payload: T | bytes, key: str | bytes | None = None, attributes: Attributes | None = None
@@ -52,21 +47,14 @@ class TypedMessage(Message, Valued[T], eq=False, kw_only=True):
     _decoding: Decoding
 
 
-class TypedBatch(Batch, ValuedBatch[T]):
+class TypedBatch(ValuedBatch[T], Batch):
     """A batch with the values of its records."""
-
-    def __init__(self, decoding: Decoding, *rest: Any) -> None:
-        super().__init__(*rest)
-        self._decoding = decoding
 
 
 class TypedConsumer(BoundConsumer[BlockingConnection, Message, Batch, T], Consumer):
     """Receives values.  Made by ``client.consumer(schema=...)``."""
 
-    def open(self) -> Self:
-        """Find out how values are decoded, then subscribe; done by ``with``."""
-        self._connection.run(self._bind(TypedMessage, TypedBatch))
-        return super().open()
+    _message_cls, _batch_cls = TypedMessage, TypedBatch
 
     def _learn(self, parts: Iterable[Part]) -> None:
         """Fetch versions from the registry that the records name and that are not known yet."""

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
+from danube.client.machine.reply import Plan
 from danube.client.machine.schema_plans import SchemaPlans
 from danube.client.machine.session import Session
 from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
-from danube.client.records.setup import ConsumerOptions, ProducerOptions, seconds_as_ns
+from danube.client.records.outbox import Outbox
+from danube.client.records.setup import (
+    ConsumerOptions,
+    ProducerOptions,
+    open_consumer,
+    open_producer,
+    seconds_as_ns,
+)
 from danube.client.records.tokens import Token, token_source
 from danube.errors import ClosedError, DanubeError
 from danube.host.allocator import keep_large_blocks
@@ -32,10 +41,14 @@ class _Closable(Protocol):
     def closed(self) -> bool: ...
 
 
+class _Closing(Protocol):
+    def close(self) -> Any: ...
+
+
 One = TypeVar("One", bound=_Closable)
 Shell = TypeVar("Shell", bound=_Connected)
 Options = TypeVar("Options", bound=ProducerOptions | ConsumerOptions)
-Box = TypeVar("Box")
+Box = TypeVar("Box", bound=_Closing)
 Made = TypeVar("Made")
 M = TypeVar("M", bound=BaseMessage)
 B = TypeVar("B", bound=BaseBatch)
@@ -160,7 +173,7 @@ class BaseClient(Generic[Shell]):
         return f"<{self._called} {self._url} {state}>"
 
 
-class Handle(Generic[Shell, Options, Box]):
+class Handle(ABC, Generic[Shell, Options, Box]):
     """A producer or a consumer, with its box of records while it is open."""
 
     _kind: ClassVar[str]
@@ -193,12 +206,34 @@ class Handle(Generic[Shell, Options, Box]):
             )
         return self._open_box
 
-    def _check_openable(self) -> None:
+    @abstractmethod
+    def _make_box(self) -> Plan[Box]:
+        """Find the topic, and open all its partitions."""
+
+    def _opening(self) -> Plan[None]:
+        """Open, unless it is; what is opened is closed again if the handle was closed meanwhile."""
+        if self._open_box is not None:
+            return
         if self._closed:
             raise ClosedError(f"the {self._kind} is closed", hint="make a new one")
+        self._open_box = box = yield from self._make_box()
+        if self.closed:
+            self._open_box = None
+            box.close()
+            raise ClosedError(f"the {self._kind} was closed while it was opened", hint="make a new one")
 
     def __repr__(self) -> str:
         return f"<{self._kind.capitalize()} {self.name!r} of {self.topic}>"
+
+
+class ProducerHandle(Handle[Shell, ProducerOptions, Outbox]):
+    """A producer of either client."""
+
+    _kind = "producer"
+    _close_failed = "the producer also failed to deliver"
+
+    def _make_box(self) -> Plan[Outbox]:
+        return open_producer(self._connection.session, self._options)
 
 
 class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell, M, B]):
@@ -208,6 +243,10 @@ class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell,
     _close_failed = "acknowledgements may be lost"
     _message_cls: Callable[..., M]
     _batch_cls: Callable[..., B]
+
+    def _make_box(self) -> Plan[Inbox[M, B]]:
+        session = self._connection.session
+        return open_consumer(session, self._options, self._message_cls, self._batch_cls)
 
     @property
     def subscription(self) -> str:

@@ -9,12 +9,13 @@ from typing import Any, Final, Generic, TypeVar
 
 from danube.client.machine.received import Part
 from danube.client.machine.reply import Reply, settled_reply
-from danube.client.machine.subscribing import PartitionConsumer
+from danube.client.machine.subscribing import CLOSE_TIMEOUT_NS, PartitionConsumer
 from danube.client.records.message import BaseBatch, BaseMessage, messages_of
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.limits import MIB
 
 BATCH_BYTES_SOFT: Final = 1 * MIB  # deliveries that wait are handed out together up to this size
+CLOSE_WAIT_S: Final = CLOSE_TIMEOUT_NS / 1e9 + 1.0  # acks that are pending have a deadline of their own
 MESSAGES_AT_ONCE: Final = 1024  # between two turns of a loop that takes one message after another
 
 M = TypeVar("M", bound=BaseMessage)
@@ -263,3 +264,10 @@ class Inbox(Generic[M, B]):
         replies = [partition.close() for partition in self.partitions]
         self._wake()
         return replies
+
+
+def raise_lost(replies: list[Reply]) -> None:
+    """Raise the error for which acks of a closed consumer may be lost."""
+    for reply in replies:
+        if reply.error is not None:
+            raise reply.error.with_traceback(None)

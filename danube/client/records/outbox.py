@@ -33,7 +33,14 @@ from danube.client.records.records import (
 )
 from danube.core.batch.columns import encode, key_partitions
 from danube.core.batch.payloads import RECORD_OVERHEAD, larger_record_hint, leading_column
-from danube.errors import ClosedError, DanubeError, InvalidArgument, Overloaded, RecordTooLarge
+from danube.errors import (
+    ClosedError,
+    DanubeError,
+    InvalidArgument,
+    OperationTimeout,
+    Overloaded,
+    RecordTooLarge,
+)
 from danube.host.clock import wall_us
 from danube.host.telemetry import events
 from danube.limits import (
@@ -45,6 +52,7 @@ BATCH_BYTES: Final = 512 * 1024
 IN_FLIGHT_BYTES: Final = 8 * MIB
 UNANSWERED_BATCHES_HOLD: Final = 4  # while so many are out, a group waits to grow
 FAILURES_KEPT: Final = 100
+CLOSE_TIMEOUT_S: Final = 5.0
 
 outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
 _telemetry = events("client")
@@ -93,6 +101,14 @@ def acks_of(sent: list[Part], refused: DanubeError | None = None) -> list[Ack]:
         "places": [part.places for part in stored],
     }  # fmt: skip
     raise type(error)(error.what, why=error.why, hint=error.hint, **facts)
+
+
+def raise_first(failures: list[BaseException]) -> None:
+    """Raise the first failure; it names the number of the others."""
+    if failures:
+        if len(failures) > 1:
+            failures[0].add_note(f"danube: {len(failures) - 1} more sends failed")
+        raise failures[0].with_traceback(None)
 
 
 class Outbox:
@@ -472,6 +488,23 @@ class Outbox:
     def unanswered(self) -> int:
         """Batches, and a group not yet sent, that the broker has not answered."""
         return self.in_flight_batches + (self.group is not None)
+
+    def no_room(self) -> OperationTimeout:
+        """Return the error of a send that waited too long for room."""
+        return OperationTimeout(
+            f"there was no room for more records of producer {self.name!r} within {self.timeout_s:g} s",
+            why=f"{self.in_flight_bytes} of {self.in_flight_bytes_max} bytes are not acknowledged",
+            hint="records that were sent before may be stored; look at the broker",
+        )
+
+    def undelivered(self, error: OperationTimeout) -> OperationTimeout:
+        """Return the error of a close whose flush took too long."""
+        return OperationTimeout(
+            f"producer {self.name!r} was closed with {self.unanswered} batches not acknowledged",
+            why=error.what,
+            hint="whether they are stored is not known; flush() with a longer timeout before closing",
+            batches=self.unanswered,
+        )
 
     def close(self) -> list[Reply]:
         """Close the partitions; unanswered records fail."""

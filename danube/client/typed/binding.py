@@ -6,7 +6,7 @@ Plans that both shells run, and the memory of the versions that a consumer has m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -14,7 +14,8 @@ from danube.client.machine.received import Part, ReceivedBatch
 from danube.client.machine.reply import Plan
 from danube.client.machine.schema_plans import SchemaPlans, SchemaVersion, default_subject
 from danube.client.machine.session import Session
-from danube.client.records.handles import B, ConsumerHandle, Handle, M, Shell
+from danube.client.records.handles import B, ConsumerHandle, M, ProducerHandle, Shell
+from danube.client.records.inbox import Inbox
 from danube.client.records.outbox import Outbox
 from danube.client.records.setup import ConsumerOptions, ProducerOptions
 from danube.client.typed.models import (
@@ -180,7 +181,11 @@ class Valued(Generic[T]):
 
 
 class ValuedBatch(Generic[T]):
-    """Values of a batch beside its records."""
+    """Values of a batch beside its records; it stands before the batch among the bases."""
+
+    def __init__(self, decoding: Decoding, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._decoding = decoding
 
     @cached_property
     def values(self: Any) -> list[T]:
@@ -196,7 +201,7 @@ class ValuedBatch(Generic[T]):
         ]
 
 
-class BoundProducer(Handle[Shell, ProducerOptions, Outbox], Generic[Shell, T]):
+class BoundProducer(ProducerHandle[Shell], Generic[Shell, T]):
     """Producer of values, whichever client it belongs to."""
 
     def __init__(self, connection: Shell, options: ProducerOptions, schema: Any) -> None:
@@ -223,12 +228,13 @@ class BoundProducer(Handle[Shell, ProducerOptions, Outbox], Generic[Shell, T]):
             raise ClosedError("the producer is not open", hint=self._use)
         return self._bound
 
-    def _bind(self) -> Plan[None]:
-        """Register or find the schema, unless that is done."""
-        if self._bound is None and not self._closed:
+    def _make_box(self) -> Plan[Outbox]:
+        """Register or find the schema, unless that is done, and open."""
+        if self._bound is None:
             options = self._options
             self._bound = yield from bind_producer(self._connection.session, self._schema, options.topic)
             options.schema_id, options.schema_version = self._bound.schema_id, self._bound.version
+        return (yield from super()._make_box())
 
     def _encoded(self, payload: T | bytes) -> bytes:
         return encoded(self._open_bound.codec, payload)
@@ -242,12 +248,13 @@ class BoundConsumer(ConsumerHandle[Shell, M, B], Generic[Shell, M, B, T]):
         self._schema: Schema[T] = schema_of(schema)
         self._decoding: Decoding | None = None
 
-    def _bind(self, message: Callable[..., M], batch: Callable[..., B]) -> Plan[None]:
-        """Find out how values are decoded, unless that is done, and make messages and batches that do it."""
-        if self._decoding is None and not self._closed:
+    def _make_box(self) -> Plan[Inbox[M, B]]:
+        """Find out how values are decoded, unless that is done, and subscribe for messages that do it."""
+        if self._decoding is None:
             self._decoding = yield from bind_consumer(self._connection.session, self._schema)
-            self._message_cls = partial(message, _decoding=self._decoding)
-            self._batch_cls = partial(batch, self._decoding)
+            self._message_cls = partial(self._message_cls, _decoding=self._decoding)
+            self._batch_cls = partial(self._batch_cls, self._decoding)
+        return (yield from super()._make_box())
 
     def _unknown(self, parts: Iterable[Part]) -> Plan[None] | None:
         """The plan that fetches versions which the records name and which are not known yet."""

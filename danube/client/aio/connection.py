@@ -23,7 +23,7 @@ from danube.client.machine.address import (
 from danube.client.machine.reply import Plan, Reply
 from danube.client.machine.session import Session
 from danube.client.machine.tls import ClientTls, explained
-from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
+from danube.errors import ConnectionFailed, DanubeError
 from danube.host import local_socket, tcp
 from danube.host.telemetry import events
 from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
@@ -330,14 +330,6 @@ class Connection:
         if reply.error is not None:
             raise reply.error.with_traceback(None)
         return reply.value
-
-    async def wait_within(self, reply: Reply, timeout_s: float | None, what: str) -> Any:
-        """Like wait(), but raise OperationTimeout after ``timeout_s``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self.wait(reply)
-        except TimeoutError:
-            raise OperationTimeout(f"{what} took longer than {timeout_s:g} s") from None
 
     async def run(self, plan: Plan[T]) -> T:
         """Carry out a plan: wait for each reply it yields and hand back value or error."""

@@ -8,11 +8,10 @@ from typing import Self
 
 from danube.client.aio.connection import Connection
 from danube.client.aio.contexts import Context
-from danube.client.machine.reply import all_settled
 from danube.client.records.handles import ConsumerHandle
-from danube.client.records.inbox import CLOSE_WAIT_S, Inbox, raise_lost
+from danube.client.records.inbox import Inbox
 from danube.client.records.message import Batch, Message
-from danube.errors import InvalidArgument, OperationTimeout
+from danube.errors import InvalidArgument
 
 
 class _Messages:
@@ -101,23 +100,11 @@ class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
 
         Without a connection it waits for one; raises OperationTimeout after the client's ``timeout``.
         """
-        replies = self._box.synced()
-        self._connection.flush()
-        for reply in replies:
-            await self._connection.wait(reply)
+        await self._connection.run(self._flushing())
 
     async def close(self) -> None:
         """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers.
 
         Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
         """
-        inbox, self._open_box = self._open_box, None
-        self._closed = True
-        if inbox is not None:
-            replies = inbox.close()
-            self._connection.flush()
-            try:
-                await self._connection.wait_within(all_settled(replies), CLOSE_WAIT_S, "closing the consumer")
-            except OperationTimeout:
-                pass  # no ack is at stake; the connection's end closes it at the broker
-            raise_lost(replies)
+        await self._connection.run(self._closing())

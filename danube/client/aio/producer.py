@@ -13,10 +13,10 @@ from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Plan, Reply, all_settled
 from danube.client.records.group import SendFuture
 from danube.client.records.handles import ProducerHandle
-from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of, raise_first
+from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of
 from danube.client.records.records import Attributes
 from danube.client.records.setup import ProducerOptions
-from danube.errors import DanubeError, OperationTimeout
+from danube.errors import DanubeError
 
 
 class AwaitableSend(SendFuture):
@@ -167,38 +167,8 @@ class Producer(ProducerHandle[Connection], Context):
 
         Raises the first failure of a send_nowait whose future was not awaited.
         """
-        box = self._box
-        emptied = box.emptied()
-        self._connection.flush()
-        await self._connection.wait_within(emptied, timeout, "flush")
-        raise_first(box.take_failures())
+        await self._connection.run(self._flushing(timeout))
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush for at most ``timeout`` seconds and close; raise the error of undelivered records."""
-        box, self._open_box = self._open_box, None
-        self._closed = True
-        if box is None:
-            return
-        failure: BaseException | None = None
-        try:
-            emptied = box.emptied()
-            self._connection.flush()
-            await self._connection.wait_within(emptied, timeout, "flush")
-        except OperationTimeout as error:
-            failure = box.undelivered(error)
-        finally:
-            failures = box.take_failures()
-            replies = box.close()
-        await _close_quietly(self._connection, replies)
-        if failure is not None:
-            raise failure
-        raise_first(failures)
-
-
-async def _close_quietly(connection: Connection, replies: list[Reply]) -> None:
-    """Wait a moment for the broker to close the handles; the connection's end does it too."""
-    connection.flush()
-    try:
-        await connection.wait_within(all_settled(replies), 1.0, "close")
-    except OperationTimeout:
-        return
+        await self._connection.run(self._closing(timeout))

@@ -11,7 +11,7 @@ from danube.client.blocking.connection import BlockingConnection
 from danube.client.blocking.contexts import Context, open_whole
 from danube.client.machine.reply import Plan
 from danube.client.records.handles import ConsumerHandle
-from danube.client.records.inbox import CLOSE_WAIT_S, Inbox, raise_lost
+from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage, Delivered
 from danube.errors import InvalidArgument
 
@@ -140,20 +140,11 @@ class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):
 
         Without a connection it waits for one; raises OperationTimeout after the client's ``timeout``.
         """
-        with self._connection.lock:
-            replies = self._box.synced()
-        for reply in replies:
-            self._connection.wait(reply)
+        self._connection.run(self._flushing())
 
     def close(self) -> None:
         """Send the acknowledgements given so far and unsubscribe; the rest goes to other consumers.
 
         Waits up to 5 s for a connection when there is none, and raises where acks may be lost.
         """
-        inbox, self._open_box = self._open_box, None
-        self._closed = True
-        if inbox is not None:
-            with self._connection.lock:
-                replies = inbox.close()
-            self._connection.wait_until(lambda: all(reply.settled for reply in replies), CLOSE_WAIT_S)
-            raise_lost(replies)
+        self._connection.run(self._closing())

@@ -11,7 +11,7 @@ from danube.client.machine.ack import Ack
 from danube.client.machine.reply import all_settled
 from danube.client.records.group import Group, SendFuture
 from danube.client.records.handles import ProducerHandle
-from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of, raise_first
+from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of
 from danube.client.records.records import Attributes
 from danube.errors import DanubeError, OperationTimeout
 
@@ -128,31 +128,8 @@ class Producer(ProducerHandle[BlockingConnection], Context):
 
         Raises the first failure of a send_nowait whose future was not read.
         """
-        box = self._box
-        with self._connection.lock:
-            emptied = box.emptied()
-        self._connection.wait(emptied, timeout, "flush")
-        raise_first(box.take_failures())
+        self._connection.run(self._flushing(timeout))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Flush for at most ``timeout`` seconds and close; raise the error of undelivered records."""
-        box, self._open_box = self._open_box, None
-        self._closed = True
-        if box is None:
-            return
-        failure: DanubeError | None = None
-        connection = self._connection
-        try:
-            with connection.lock:
-                emptied = box.emptied()
-            connection.wait(emptied, timeout, "flush")
-        except OperationTimeout as error:
-            failure = box.undelivered(error)
-        finally:
-            with connection.lock:
-                failures = box.take_failures()
-                replies = box.close()
-        connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
-        if failure is not None:
-            raise failure
-        raise_first(failures)
+        self._connection.run(self._closing(timeout))

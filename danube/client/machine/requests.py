@@ -53,6 +53,13 @@ class Timers:
             self.when_timer()
         return timer
 
+    def bounded(self, timeout_ns: int, late: Callable[[], DanubeError]) -> Reply:
+        """Return a reply that fails with the error of ``late`` if it is not settled in time."""
+        reply = Reply()
+        timer = self.call_at(self.now_ns() + timeout_ns, lambda: reply.fail(late()))
+        reply.when_settled(lambda _: timer.cancel())
+        return reply
+
     def on_time(self) -> None:
         """Run due timers."""
         now_ns = self.now_ns()

@@ -385,22 +385,15 @@ class PartitionConsumer:
     def _within(self, timeout_ns: int, what: str) -> Reply:
         """Return a reply that fails if it is not settled in time."""
         home = self.session.brokers.home  # its timers run as long as the client lives
-        reply = Reply()
+        return home.bounded(timeout_ns, lambda: self._late(timeout_ns, what))
 
-        def expire() -> None:
-            why = "the broker did not answer" if self._subscribed else "there is no connection to the broker"
-            reply.fail(
-                OperationTimeout(
-                    f"{what} of {self.partition} took longer than {timeout_ns / 1e9:g} s",
-                    why=why,
-                    hint="whether they are stored is not known; records that are not acknowledged come again",
-                    partition=self.partition,
-                )
-            )
-
-        timer = home.call_at(home.now_ns() + timeout_ns, expire)
-        reply.when_settled(lambda _: timer.cancel())
-        return reply
+    def _late(self, timeout_ns: int, what: str) -> OperationTimeout:
+        return OperationTimeout(
+            f"{what} of {self.partition} took longer than {timeout_ns / 1e9:g} s",
+            why="the broker did not answer" if self._subscribed else "there is no connection to the broker",
+            hint="whether they are stored is not known; records that are not acknowledged come again",
+            partition=self.partition,
+        )
 
     # -- opening --------------------------------------------------------------------------------
 

@@ -6,17 +6,18 @@ import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
-from danube.client.machine.reply import Plan
+from danube.client.machine.reply import Plan, Reply, all_settled
 from danube.client.machine.schema_plans import SchemaPlans
 from danube.client.machine.session import Session
 from danube.client.machine.tls import TlsOptions, tls_of
-from danube.client.records.inbox import Inbox
+from danube.client.records.inbox import CLOSE_WAIT_S, Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
-from danube.client.records.outbox import Outbox
+from danube.client.records.outbox import Outbox, raise_first
 from danube.client.records.setup import (
     ConsumerOptions,
     ProducerOptions,
@@ -25,7 +26,7 @@ from danube.client.records.setup import (
     seconds_as_ns,
 )
 from danube.client.records.tokens import Token, token_source
-from danube.errors import ClosedError, DanubeError
+from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.host.allocator import keep_large_blocks
 
 _LOOK_AT: Final = 64
@@ -222,6 +223,16 @@ class Handle(ABC, Generic[Shell, Options, Box]):
             box.close()
             raise ClosedError(f"the {self._kind} was closed while it was opened", hint="make a new one")
 
+    def _within(self, reply: Reply, timeout_s: float | None, what: str) -> Reply:
+        """Return a reply that settles when ``reply`` has, or fails with OperationTimeout."""
+        if reply.settled or timeout_s is None:
+            return reply
+        bounded = self._connection.session.bounded(
+            int(timeout_s * 1e9), lambda: OperationTimeout(f"{what} took longer than {timeout_s:g} s")
+        )
+        reply.when_settled(bounded.resolve)
+        return bounded
+
     def __repr__(self) -> str:
         return f"<{self._kind.capitalize()} {self.name!r} of {self.topic}>"
 
@@ -235,6 +246,30 @@ class ProducerHandle(Handle[Shell, ProducerOptions, Outbox]):
     def _make_box(self) -> Plan[Outbox]:
         return open_producer(self._connection.session, self._options)
 
+    def _flushing(self, timeout: float | None) -> Plan[None]:
+        box = self._box
+        yield self._within(box.emptied(), timeout, "flush")
+        raise_first(box.take_failures())
+
+    def _closing(self, timeout: float) -> Plan[None]:
+        box, self._open_box = self._open_box, None
+        self._closed = True
+        if box is None:
+            return
+        failure: DanubeError | None = None
+        try:
+            yield self._within(box.emptied(), timeout, "flush")
+        except OperationTimeout as error:
+            failure = box.undelivered(error)
+        finally:
+            failures = box.take_failures()
+            replies = box.close()
+        with suppress(OperationTimeout):  # the connection's end closes the handles too
+            yield self._within(all_settled(replies), 1.0, "close")
+        if failure is not None:
+            raise failure
+        raise_first(failures)
+
 
 class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell, M, B]):
     """A consumer of messages ``M`` and batches ``B``."""
@@ -247,6 +282,22 @@ class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell,
     def _make_box(self) -> Plan[Inbox[M, B]]:
         session = self._connection.session
         return open_consumer(session, self._options, self._message_cls, self._batch_cls)
+
+    def _flushing(self) -> Plan[None]:
+        for reply in self._box.synced():  # noqa: UP028 -- a list takes no value that is sent
+            yield reply
+
+    def _closing(self) -> Plan[None]:
+        inbox, self._open_box = self._open_box, None
+        self._closed = True
+        if inbox is None:
+            return
+        replies = inbox.close()
+        with suppress(OperationTimeout):  # no ack is at stake; the connection's end closes it at the broker
+            yield self._within(all_settled(replies), CLOSE_WAIT_S, "closing the consumer")
+        for reply in replies:  # an error means that acks may be lost
+            if reply.error is not None:
+                raise reply.error.with_traceback(None)
 
     @property
     def subscription(self) -> str:

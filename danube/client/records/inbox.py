@@ -264,10 +264,3 @@ class Inbox(Generic[M, B]):
         replies = [partition.close() for partition in self.partitions]
         self._wake()
         return replies
-
-
-def raise_lost(replies: list[Reply]) -> None:
-    """Raise the error for which acks of a closed consumer may be lost."""
-    for reply in replies:
-        if reply.error is not None:
-            raise reply.error.with_traceback(None)

@@ -281,8 +281,8 @@ def test_a_signal_behind_the_last_answer_leaves_nobody(
             run(plan)
             raise Alarm
 
-        monkeypatch.setattr(client._connection, "run", cut)
-        with pytest.raises(Alarm):
+        with monkeypatch.context() as patched, pytest.raises(Alarm):
+            patched.setattr(client._connection, "run", cut)
             opened.open()
         fake.wait_for(lambda: producers(fake) == 0)
 

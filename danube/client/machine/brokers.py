@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from danube.client.machine.address import SCHEME, Address, parse_url
+from danube.client.machine.requests import nothing
 from danube.errors import ClosedError, ConnectionFailed, DanubeError, InvalidArgument, OwnerMoved
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Brokers(Generic[Session]):
     def __init__(self, home: Session) -> None:
         self.home = home
         self.dial: Callable[[Session, Address], None] | None = None  # the shell's: connect, once
-        self.drop: Callable[[Session], None] = _nothing  # the shell's: close for good
+        self.drop: Callable[[Session], None] = nothing  # the shell's: close for good
         self.known: list[Address] = []  # where home may be found as well
         self._home_at: Address | None = None  # where it was found last
         self._owners: dict[str, Session] = {}
@@ -143,7 +144,3 @@ def _address(text: str) -> Address | None:
         return parse_url(SCHEME + text)[0]
     except InvalidArgument:
         return None
-
-
-def _nothing(_: Any) -> None:
-    pass

@@ -9,7 +9,7 @@ have changed in between.  Only then it is stamped again, which is rare and costs
               Wait for the answers to what is out and for the time that was told, then send on.
     settling  a batch was refused: its number is missing from the log, so the rest cannot follow.
               Wait for the answers to what is out, then open with a new epoch and send on.
-    closed, failed
+    ended     closed or failed
 
 After a lost connection or a moved owner the producer resumes its epoch and sends every un-answered batch
 again, in order and with its old sequence.  For a stored batch the broker answers with the old offset.  An
@@ -28,7 +28,7 @@ from typing import Any, Final
 from danube.client.machine.ack import Ack
 from danube.client.machine.reply import Reply, settled_reply
 from danube.client.machine.requests import Request, Timer
-from danube.client.machine.session import Session
+from danube.client.machine.session import Opened, Session
 from danube.core.batch.builder import EncodedBatch
 from danube.core.batch.checksum import crc32c
 from danube.core.batch.format import BODY_CRC_START
@@ -70,8 +70,7 @@ class State(Enum):
     OPEN = "open"
     RESTING = "resting"
     SETTLING = "settling"
-    CLOSED = "closed"
-    FAILED = "failed"
+    ENDED = "ended"
 
 
 _OPEN: Final = State.OPEN  # a member of an Enum costs as much to look up as several attributes
@@ -109,46 +108,36 @@ class Outgoing(Reply):
         self.partition.on_refused(self, error)
 
 
-class PartitionProducer:
+class PartitionProducer(Opened):
     """Sends batches to one partition, in order."""
 
     def __init__(
         self, session: Session, name: str, partition: str, index: int, timeout_ns: int, topic_id: int = 0
     ) -> None:
-        self.session = session
+        super().__init__(session, partition, index)
         self.name = name
-        self.partition = partition
-        self.index = index
-        self.opened = Reply()  # settles with the first ProducerOpened
         self.producer_id = 0
         self.epoch = 0
         self.recall = 0  # of how many stored batches the broker is to say where they are
         self.internal = False  # a broker's own, for dead letters
         self.max_record_bytes = 0
-        self.failure: DanubeError | None = None
         self.when_settled: Callable[[Outgoing], None] | None = None
         self.when_late: Callable[[Outgoing], None] | None = None  # it has failed, and may be settled yet
         self.timeout_ns = timeout_ns
         self._topic_id = topic_id  # 0: whichever topic has the name
         self._state = State.OPENING
-        self._handle = 0
         self._order = 0
         self._sent_sequence = 0  # of the next batch to be sent
         self._queue: deque[Outgoing] = deque()
         self._unacked: deque[Outgoing] = deque()
-        self.last_error: BaseException | None = None
-        self._attempts = 0
-        self._retry: Timer | None = None
         self._expiry: Timer | None = None
         self._rest: Timer | None = None  # its coming ends a pause that a quota asked for
         self._refusal: QuotaExceeded | None = None  # why it rests, or did
         self._request: Request | None = None  # the OPEN_PRODUCER that was sent last
 
-    def start(self) -> None:
-        """Open on the session's connection, now or when there is one."""
-        self.session.register(self)
-        if self.session.ready:
-            self._open()
+    @property
+    def _ended(self) -> bool:
+        return self._state is State.ENDED
 
     def unanswered(self) -> list[Outgoing]:
         """Batches that are queued or out, in order."""
@@ -391,8 +380,7 @@ class PartitionProducer:
     def _on_open_failed(self, error: BaseException) -> None:
         if not isinstance(error, DanubeError):
             error = DanubeError("the producer could not be opened", why=str(error))
-        if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
-            self.last_error = error
+        self._note_refusal(error)
         if not error.retryable:
             self._fail(error)
         elif self.session.ready:
@@ -401,7 +389,7 @@ class PartitionProducer:
 
     def _reopen(self, error: DanubeError) -> None:
         """Resume after a pause, at the broker of ``error``; unanswered batches are sent again then."""
-        if self._retry is not None or self._state in (State.CLOSED, State.FAILED):
+        if self._retry is not None or self._ended:
             return
         if self._state is State.SETTLING:
             self.producer_id = self.epoch = 0
@@ -410,32 +398,13 @@ class PartitionProducer:
         self._go_to(self.session.brokers.after(self.session, error))
         self._open_later()
 
-    def _open_later(self) -> None:
-        session = self.session
-        pause_ns = session.pause_before_ns(self._attempts)
-        self._attempts += 1
-        self._retry = session.call_at(session.now_ns() + pause_ns, self._open)
-
     def _go_to(self, session: Session) -> None:
-        """Be served by another broker from now on."""
         if session is self.session:
             return
-        self.session.unregister(self)
-        self.session = session
-        session.register(self)
+        super()._go_to(session)
         if self._expiry is not None:
             self._expiry.cancel()
-            waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
-            self._expiry = session.call_at(min(waiting), self._expire) if waiting else None
-
-    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
-        if self._state in (State.CLOSED, State.FAILED):
-            return
-        self.last_error = error
-        if self._retry is not None:
-            self._retry.cancel()
-        self._go_to(home)
-        self._open_later()
+            self._expire_at(session)
 
     def _give_up_handle(self) -> None:
         """Forget the handle and the correlations of its batches: none of them will be answered any more."""
@@ -448,28 +417,13 @@ class PartitionProducer:
 
     # -- what the session tells -----------------------------------------------------------------
 
-    def on_connected(self) -> None:
-        if self._state not in (State.CLOSED, State.FAILED):
-            if self._retry is not None:
-                self._retry.cancel()
-            self._open()
-
     def on_disconnected(self) -> None:
         for outgoing in self._unacked:
             outgoing.correlation = 0
         if self._state is State.SETTLING:
             self.producer_id = self.epoch = 0
-        if self._state not in (State.CLOSED, State.FAILED):
+        if not self._ended:
             self._state = State.OPENING
-
-    def on_handle_closed(self, error: DanubeError) -> None:
-        if self._state in (State.CLOSED, State.FAILED):
-            return
-        if error.retryable:
-            self._reopen(error)
-        else:
-            self._give_up_handle()
-            self._fail(error)
 
     def on_deliver(self, body: memoryview) -> None:
         """A producer is sent no batches; a broker that does so is ignored."""
@@ -480,31 +434,27 @@ class PartitionProducer:
     def on_sought(self) -> None:
         """A producer has no subscription."""
 
-    def on_session_failed(self, error: DanubeError) -> None:
-        self._fail(error)
-
     # -- ending ---------------------------------------------------------------------------------
 
     def close(self) -> Reply:
         """Close the handle; queued batches fail, so flush first."""
-        if self._state in (State.CLOSED, State.FAILED):
+        if self._ended:
             return settled_reply()
         opened = self._state in (State.OPEN, State.RESTING, State.SETTLING)
         handle, request = self._handle, self._request
-        self._end(State.CLOSED, ClosedError("the producer was closed before the batch was answered"))
+        self.failure = ClosedError(f"the producer {self.name!r} is closed")
+        self._end(ClosedError("the producer was closed before the batch was answered"))
         if opened and self.session.ready:
             return self.session.request(Kind.CLOSE_PRODUCER, None, handle=handle)
         return settled_reply() if request is None else self.session.undo(request)
 
     def _fail(self, error: DanubeError) -> None:
-        if self._state not in (State.CLOSED, State.FAILED):
-            self._end(State.FAILED, error)
+        if not self._ended:
+            self.failure = error
+            self._end(error)
 
-    def _end(self, state: State, error: DanubeError) -> None:
-        self._state = state
-        self.failure = (
-            error if state is State.FAILED else ClosedError(f"the producer {self.name!r} is closed")
-        )
+    def _end(self, error: DanubeError) -> None:
+        self._state = State.ENDED
         for timer in (self._retry, self._expiry, self._rest):
             if timer is not None:
                 timer.cancel()
@@ -549,9 +499,12 @@ class PartitionProducer:
                 self._queue.remove(outgoing)
                 refusal = self._refusal if self._state is State.RESTING else None
                 self._settle(outgoing, None, refusal or self.timed_out("it was not sent"))
-        waiting = [one.deadline_ns for one in (*self._unacked, *self._queue) if not one.settled]
-        if waiting:
-            self._expiry = self.session.call_at(min(waiting), self._expire)
+        self._expire_at(self.session)
+
+    def _expire_at(self, session: Session) -> None:
+        """Set the timer of the batch that must be answered first."""
+        waiting = [one.deadline_ns for one in self.unanswered() if not one.settled]
+        self._expiry = session.call_at(min(waiting), self._expire) if waiting else None
 
     def timed_out(self, why: str) -> OperationTimeout:
         """The error of records that took too long."""

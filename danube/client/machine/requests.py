@@ -1,4 +1,4 @@
-"""State that a session keeps: requests that wait for an answer, timers, and counters.
+"""State that a session keeps: requests that wait for an answer, publish credit, timers, and counters.
 
 The shell reads the time of the next timer, and calls the machine at that time.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from danube.client.machine.reply import Reply
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import DanubeError, ProtocolError
+
+
+def nothing(*_: Any) -> None:
+    """Stand in for a callback that is not set."""
 
 
 class Timer:
@@ -33,7 +40,7 @@ class Timers:
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.now_ns = now_ns
-        self.when_timer: Callable[[], None] = _nothing
+        self.when_timer: Callable[[], None] = nothing
         self._timers: list[tuple[int, int, Timer]] = []
         self._timer_order = itertools.count()
 
@@ -70,8 +77,56 @@ class Timers:
                 action()
 
 
-def _nothing() -> None:
-    pass
+class Sender(Protocol):
+    """A producer that waits for publish credit."""
+
+    def transmit(self) -> None: ...
+
+
+class PublishCredit:
+    """Rest of WELCOME's ``publish_credit_bytes``, and the senders that wait for some."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._whole = 0
+        self._queue: deque[Sender] = deque()
+        self._served: Sender | None = None
+
+    def reset(self, size_bytes: int) -> None:
+        """Begin a new connection: nothing is in flight, and no sender waits."""
+        self._left = self._whole = size_bytes
+        self._queue.clear()
+        self._served = None
+
+    def take(self, size_bytes: int, sender: Sender) -> bool:
+        """Take publish credit, or queue ``sender`` to be called when some came back.
+
+        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
+        larger than the whole credit goes out when nothing else is in flight.
+        """
+        credit = self._left
+        first = not self._queue or self._served is sender
+        if first and (size_bytes <= credit or credit == self._whole):
+            self._left = credit - size_bytes
+            return True
+        if self._served is sender:
+            self._queue.appendleft(sender)
+            self._served = None
+        elif sender not in self._queue:
+            self._queue.append(sender)
+        return False
+
+    def give_back(self, size_bytes: int) -> None:
+        """A PUBLISH was answered."""
+        self._left += size_bytes
+        queue = self._queue
+        while queue:
+            self._served = sender = queue.popleft()
+            sender.transmit()
+            blocked = self._served is None
+            self._served = None
+            if blocked:
+                return
 
 
 class Request(Reply):
@@ -137,28 +192,16 @@ ANSWERS: dict[int, tuple[int, type]] = {
 }
 
 
-class Statistics:
+class Statistics(msgspec.Struct):
     """Counters of one client since it was made."""
 
-    __slots__ = (
-        "batches_delivered", "batches_published", "bytes_delivered", "bytes_published", "connections",
-        "damaged_batches", "duplicates", "records_delivered", "records_published", "send_failures",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    batches_delivered: int
-    batches_published: int
-    bytes_delivered: int
-    bytes_published: int
-    connections: int
-    damaged_batches: int
-    duplicates: int
-    records_delivered: int
-    records_published: int
-    send_failures: int
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    batches_delivered: int = 0
+    batches_published: int = 0
+    bytes_delivered: int = 0
+    bytes_published: int = 0
+    connections: int = 0
+    damaged_batches: int = 0
+    duplicates: int = 0
+    records_delivered: int = 0
+    records_published: int = 0
+    send_failures: int = 0

@@ -13,9 +13,7 @@ the next one.  Everything is called from one thread at a time.
 
 ``Handles``: handle numbers of a session's connection, and their owners.
 
-``Opened`` and ``Awaited``: callbacks to the producers, consumers and requests of a session.
-
-Publish credit of a connection: the un-answered bytes that the broker takes, first come, first served.
+``Opened``: a producer or consumer of one partition.  ``Awaited``: callbacks to the requests of a session.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import itertools
 import os
 import random
 import weakref
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,7 +31,17 @@ import msgspec
 from danube.client.machine.address import refuse_http2
 from danube.client.machine.brokers import Brokers
 from danube.client.machine.reply import Reply, all_settled, settled_reply
-from danube.client.machine.requests import ANSWERS, CLOSED_BY, Request, Statistics, Timer, Timers, Undone
+from danube.client.machine.requests import (
+    ANSWERS,
+    CLOSED_BY,
+    PublishCredit,
+    Request,
+    Statistics,
+    Timer,
+    Timers,
+    Undone,
+    nothing,
+)
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import Kind
 from danube.errors import (
@@ -44,6 +52,7 @@ from danube.errors import (
     LimitExceeded,
     OperationTimeout,
     Overloaded,
+    OwnerMoved,
     ProtocolError,
 )
 from danube.host.clock import monotonic_ns
@@ -51,84 +60,110 @@ from danube.host.telemetry import events
 from danube.limits import CONTROL_BYTES_MAX, HANDLES_PER_CONNECTION_MAX, PUBLISH_CREDIT_BYTES
 
 
-class Sender(Protocol):
-    """A producer that waits for publish credit."""
+class Opened(ABC):
+    """A producer or consumer of one partition, which is opened again wherever its partition is served."""
 
-    def transmit(self) -> None: ...
+    def __init__(self, session: Session, partition: str, index: int) -> None:
+        self.session = session
+        self.partition = partition
+        self.index = index
+        self.opened = Reply()  # settles with the first answer to an open
+        self.failure: DanubeError | None = None
+        self.last_error: BaseException | None = None  # why it is not open
+        self._handle = 0
+        self._attempts = 0
+        self._retry: Timer | None = None
 
+    def start(self) -> None:
+        """Open on the session's connection, now or when there is one."""
+        self.session.register(self)
+        if self.session.ready:
+            self._open()
 
-class PublishCredit:
-    """Rest of WELCOME's ``publish_credit_bytes``, and the senders that wait for some."""
+    @property
+    @abstractmethod
+    def _ended(self) -> bool: ...
 
-    def __init__(self) -> None:
-        self._left = 0
-        self._whole = 0
-        self._queue: deque[Sender] = deque()
-        self._served: Sender | None = None
+    @abstractmethod
+    def _open(self) -> None:
+        """Ask the broker to open it; nothing happens without a connection."""
 
-    def reset(self, size_bytes: int) -> None:
-        """Begin a new connection: nothing is in flight, and no sender waits."""
-        self._left = self._whole = size_bytes
-        self._queue.clear()
-        self._served = None
+    @abstractmethod
+    def _reopen(self, error: DanubeError) -> None:
+        """Open again after a pause, at the broker of ``error``."""
 
-    def take(self, size_bytes: int, sender: Sender) -> bool:
-        """Take publish credit, or queue ``sender`` to be called when some came back.
+    @abstractmethod
+    def _fail(self, error: DanubeError) -> None: ...
 
-        First come, first served: a large batch is not overtaken for ever by small ones.  A batch
-        larger than the whole credit goes out when nothing else is in flight.
-        """
-        credit = self._left
-        first = not self._queue or self._served is sender
-        if first and (size_bytes <= credit or credit == self._whole):
-            self._left = credit - size_bytes
-            return True
-        if self._served is sender:
-            self._queue.appendleft(sender)
-            self._served = None
-        elif sender not in self._queue:
-            self._queue.append(sender)
-        return False
+    @abstractmethod
+    def close(self) -> Reply: ...
 
-    def give_back(self, size_bytes: int) -> None:
-        """A PUBLISH was answered."""
-        self._left += size_bytes
-        queue = self._queue
-        while queue:
-            self._served = sender = queue.popleft()
-            sender.transmit()
-            blocked = self._served is None
-            self._served = None
-            if blocked:
-                return
+    def _open_later(self) -> None:
+        session = self.session
+        pause_ns = session.pause_before_ns(self._attempts)
+        self._attempts += 1
+        self._cancel_retry()
+        self._retry = session.call_at(session.now_ns() + pause_ns, self._open)
 
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
 
-class Opened(Protocol):
-    """Owner of a handle: a producer or consumer of one partition."""
+    def _go_to(self, session: Session) -> None:
+        """Be served by another broker from now on."""
+        if session is not self.session:
+            self.session.unregister(self)
+            self.session = session
+            session.register(self)
+
+    def _note_refusal(self, error: BaseException) -> None:
+        if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
+            self.last_error = error
+
+    # -- what the session tells -----------------------------------------------------------------
 
     def on_connected(self) -> None:
         """The connection is ready; open yourself on it."""
+        if not self._ended:
+            self._cancel_retry()
+            self._open()
 
+    @abstractmethod
     def on_disconnected(self) -> None:
         """Take note of a lost connection; the session connects again or fails."""
 
     def on_handle_closed(self, error: DanubeError) -> None:
         """The broker closed the handle."""
+        if self._ended:
+            return
+        if error.retryable:
+            self._reopen(error)
+        else:
+            self._fail(error)
 
+    @abstractmethod
     def on_deliver(self, body: memoryview) -> None:
         """Batches came; raise to drop the connection."""
 
+    @abstractmethod
     def on_waiting(self, reason: DanubeError | None) -> None:
         """Why no batches come now; None: they go on."""
 
+    @abstractmethod
     def on_sought(self) -> None:
         """Handle a seek of the subscription: records that come next are handed out, even if acked before."""
 
     def on_session_failed(self, error: DanubeError) -> None:
         """Handle the end of the session: no further connection will be made."""
+        self._fail(error)
 
     def on_owner_lost(self, home: Session, error: DanubeError) -> None:
         """Move to the session of ``home``, because the broker of this session is lost."""
+        if not self._ended:
+            self.last_error = error
+            self._cancel_retry()
+            self._go_to(home)
+            self._open_later()
 
 
 class Awaited(Protocol):
@@ -218,10 +253,10 @@ class Session(Timers):
         self.failure: DanubeError | None = None
         self.statistics = Statistics()
         self.request_timeout_ns = request_timeout_ns
-        self.when_output: Callable[[], None] = _nothing
-        self.when_ready: Callable[[], None] = _nothing
-        self.when_silent: Callable[[DanubeError], None] = _ignore
-        self.when_forked: Callable[[], None] = _nothing  # this is a child now: let go of the parent's socket
+        self.when_output: Callable[[], None] = nothing
+        self.when_ready: Callable[[], None] = nothing
+        self.when_silent: Callable[[DanubeError], None] = nothing
+        self.when_forked: Callable[[], None] = nothing  # this is a child now: let go of the parent's socket
         self.silence_ns = SILENCE_NS
         self.credit = PublishCredit()
         self.brokers: Brokers[Session] = Brokers(self)
@@ -272,7 +307,7 @@ class Session(Timers):
         self._output.clear()
         self._token_sent = token
         hello = self._hello if not token else msgspec.structs.replace(self._hello, token=token)
-        self._write(wire.control_frame(Kind.HELLO, hello))
+        self.send(wire.control_frame(Kind.HELLO, hello))
 
     def received(self, view: memoryview, start: int, end: int) -> int:
         """Take the frames in ``view[start:end]``; return the position after the last whole one.
@@ -384,7 +419,7 @@ class Session(Timers):
     def disown(self, error: DanubeError) -> None:
         """End in the child of a fork without sending anything, because the connection is the parent's."""
         self.when_forked()
-        self.brokers.dial, self.brokers.drop = None, _ignore
+        self.brokers.dial, self.brokers.drop = None, nothing
         self.failure = self.failure or error
         self.ready = self._open = False
         self._output, self._dirty = [], {}
@@ -448,7 +483,7 @@ class Session(Timers):
         timeout_ns = self.request_timeout_ns
         request.timer = self.call_at(self.now_ns() + timeout_ns, lambda: self._expire(request, timeout_ns))
         self._awaited[request.correlation] = request
-        self._write(wire.ack_frame(handle, ranges, request.correlation, flags))
+        self.send(wire.ack_frame(handle, ranges, request.correlation, flags))
         return request
 
     def admin(self, op: str, partition: str = "", *, repeatable: bool = True, **arguments: Any) -> Request:
@@ -456,15 +491,16 @@ class Session(Timers):
         return self.request(Kind.ADMIN, wire.Admin(op, partition, arguments), repeatable=repeatable)
 
     def _transmit(self, request: Request) -> None:
-        frame = wire.control_frame(request.kind, request.body, 0, request.handle)
+        correlation = self.next_correlation()
+        frame = wire.control_frame(request.kind, request.body, correlation, request.handle)
         if len(frame) - wire.FRAME_HEADER_BYTES > CONTROL_BYTES_MAX:
             request.on_error(
                 ProtocolError("request is too large", why=f"the limit is {CONTROL_BYTES_MAX} bytes")
             )
             return
-        request.correlation = self.next_correlation()
-        self._awaited[request.correlation] = request
-        self._write(wire.control_frame(request.kind, request.body, request.correlation, request.handle))
+        request.correlation = correlation
+        self._awaited[correlation] = request
+        self.send(frame)
 
     def drop_request(self, request: Request) -> None:
         """Forget a request whose answer is not awaited any more and may never come."""
@@ -484,7 +520,7 @@ class Session(Timers):
         self.drop_handle(request.handle)
         kind = CLOSED_BY[request.kind]
         self._awaited[request.correlation] = Undone(
-            lambda: self._write(wire.control_frame(kind, None, 0, request.handle))
+            lambda: self.send(wire.control_frame(kind, None, 0, request.handle))
         )
         return all_settled([self.request(kind, None, handle=request.handle)])
 
@@ -550,10 +586,12 @@ class Session(Timers):
             number = next(self._correlations) & 0xFFFFFFFF
         return number
 
-    def send(self, *buffers: bytes) -> None:
-        """Queue bytes for the socket; only while ``ready``."""
-        for one in buffers:
-            self._write(one)
+    def send(self, frame: bytes) -> None:
+        """Queue a frame for the socket; only while ``ready``."""
+        output = self._output
+        if not output:
+            self.when_output()  # before anything has changed: it may raise
+        output.append(frame)
 
     def publish(self, awaited: Awaited, head: bytes, body: bytes | memoryview, handle: int) -> int:
         """Queue a PUBLISH frame; return its correlation.  The caller took credit before."""
@@ -562,9 +600,9 @@ class Session(Timers):
         size = len(head) + len(body)
         start = wire.frame_header(_PUBLISH, size, correlation, handle) + head
         if size < 16_384:
-            self._write(start + body)
+            self.send(start + body)
             return correlation
-        self._write(start)
+        self.send(start)
         self._output.append(body)
         return correlation
 
@@ -585,19 +623,13 @@ class Session(Timers):
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _write(self, frame: bytes) -> None:
-        output = self._output
-        if not output:
-            self.when_output()  # before anything has changed: it may raise
-        output.append(frame)
-
     def _on_control(self, kind: int, flags: int, correlation: int, handle: int, body: memoryview) -> None:
         if not self.ready:
             self._on_handshake(kind, body)
         elif kind == Kind.ERROR:
             self._on_error(correlation, handle, wire.decode_error(body))
         elif kind == _PING:
-            self._write(wire.control_frame(Kind.PONG, None, correlation))
+            self.send(wire.control_frame(Kind.PONG, None, correlation))
         elif correlation:
             awaited = self._awaited.pop(correlation, None)
             if awaited is not None:
@@ -660,7 +692,7 @@ class Session(Timers):
             self._pinged = False
         elif not self._pinged:
             self._pinged = True
-            self._write(wire.control_frame(Kind.PING, None, 0))
+            self.send(wire.control_frame(Kind.PING, None, 0))
         else:
             self.when_silent(
                 ConnectionFailed(
@@ -683,14 +715,6 @@ class Session(Timers):
                 opened.on_handle_closed(error)
         else:
             raise error
-
-
-def _nothing() -> None:
-    pass
-
-
-def _ignore(_: Any) -> None:
-    pass
 
 
 def _after_fork_in_child() -> None:

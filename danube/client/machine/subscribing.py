@@ -24,9 +24,9 @@ import numpy as np
 
 from danube.client.machine.received import ReceivedBatch, ranges_of, take_batch
 from danube.client.machine.reply import Reply, failed_reply, settled_reply
-from danube.client.machine.requests import Request, Timer
+from danube.client.machine.requests import Request, nothing
 from danube.client.machine.sent_acks import LatelyAcked, SentAcks
-from danube.client.machine.session import Session
+from danube.client.machine.session import Opened, Session
 from danube.core.dispatch.consumer_window import WINDOW_MAX, ConsumerWindow, span_of
 from danube.core.protocol import native as wire
 from danube.core.protocol.native import DELIVERY_BYTES, DeliveryFlag, FrameFlag, Kind
@@ -49,40 +49,33 @@ _RANGE: Final = struct.Struct("<QQ")
 _COMPACTED: Final = int(DeliveryFlag.COMPACTED)
 
 
-class PartitionConsumer:
+class PartitionConsumer(Opened):
     """Receives the batches of one partition for one consumer."""
+
+    _ended = False
 
     def __init__(
         self, session: Session, body: wire.Subscribe, index: int, reliable: bool, window: ConsumerWindow
     ) -> None:
-        self.session = session
-        self.partition = body.partition
-        self.index = index
-        self.opened = Reply()  # settles with the first Subscribed
+        super().__init__(session, body.partition, index)
         self.ready: deque[ReceivedBatch] = deque()
         self.ready_records = 0
         self.ready_bytes = 0
         self.active = True
-        self.failure: DanubeError | None = None
         self.waiting: DanubeError | None = None  # why the broker sends no records now
         self.shell: Any = None  # of the blocking client: its lock guards this against other threads
-        self.when_ready: Callable[[PartitionConsumer], None] = _nothing
-        self.when_reset: Callable[[PartitionConsumer], None] = _nothing
-        self.when_repeated: Callable[[PartitionConsumer], None] = _nothing  # acks that a connection had lost
+        self.when_ready: Callable[[PartitionConsumer], None] = nothing
+        self.when_reset: Callable[[PartitionConsumer], None] = nothing
+        self.when_repeated: Callable[[PartitionConsumer], None] = nothing  # acks that a connection had lost
         self._body = body
         self._reliable = reliable
-        self._handle = 0
         self._subscribed = False
-        self._closed = False
         self._window = window
         self._handed_records = 0  # records that the application has taken since it last wanted more
         self._taken_records = 0  # handled, and not given back as credit
         self._taken_bytes = 0
-        self.last_error: BaseException | None = None
-        self._attempts = 0
         self._refused_since_ns = -1  # every subscribe was refused since then
         self._told_refusal = ""
-        self._retry: Timer | None = None
         self._ack_start = 0  # one open range; equal: none
         self._ack_end = 0
         self._acked: list[int] = []
@@ -100,12 +93,6 @@ class PartitionConsumer:
         self._late_end = 0  # below it are acks that were sent late or again, and are not confirmed yet
         self._doubtful = 0  # the oldest ``ready`` batches, which came before they were
         self._read_end = -1  # of a temporary subscription: where it goes on
-
-    def start(self) -> None:
-        """Subscribe on the session's connection, now or when there is one."""
-        self.session.register(self)
-        if self.session.ready:
-            self._open()
 
     # -- deliveries -----------------------------------------------------------------------------
 
@@ -399,7 +386,7 @@ class PartitionConsumer:
 
     def _open(self) -> None:
         self._retry = None
-        if self._closed or not self.session.ready:
+        if self._ended or not self.session.ready:
             return
         self._handle = handle = self.session.new_handle(self)
         self._body.credit_records = self._window.records
@@ -413,7 +400,7 @@ class PartitionConsumer:
     def _on_subscribed(self, request: Request, handle: int) -> None:
         if request is self._request:
             self._request = None
-        if handle != self._handle or self._closed:
+        if handle != self._handle or self._ended:
             return
         error = request.error
         if error is None:
@@ -436,8 +423,7 @@ class PartitionConsumer:
             if self._closing is not None:
                 self._unsubscribe(self._closing)
             return
-        if self.last_error is None or not isinstance(error, OwnerMoved):  # where to is no reason
-            self.last_error = error
+        self._note_refusal(error)
         self.session.drop_handle(handle)
         if isinstance(error, DanubeError) and not error.retryable:
             self._fail(error)
@@ -461,27 +447,6 @@ class PartitionConsumer:
         self._go_to(self.session.brokers.after(self.session, error))
         self._open_later()
 
-    def _open_later(self) -> None:
-        session = self.session
-        pause_ns = session.pause_before_ns(self._attempts)
-        self._attempts += 1
-        if self._retry is not None:
-            self._retry.cancel()
-        self._retry = session.call_at(session.now_ns() + pause_ns, self._open)
-
-    def _go_to(self, session: Session) -> None:
-        """Be served by another broker from now on."""
-        if session is not self.session:
-            self.session.unregister(self)
-            self.session = session
-            session.register(self)
-
-    def on_owner_lost(self, home: Session, error: DanubeError) -> None:
-        if not self._closed:
-            self.last_error = error
-            self._go_to(home)
-            self._open_later()
-
     def _forget_deliveries(self) -> None:
         """Drop prefetched batches of the old subscription: they will come again, some acked ones as well."""
         self._subscribed = False
@@ -499,25 +464,8 @@ class PartitionConsumer:
 
     # -- what the session tells -----------------------------------------------------------------
 
-    def on_connected(self) -> None:
-        if not self._closed:
-            if self._retry is not None:
-                self._retry.cancel()
-            self._open()
-
     def on_disconnected(self) -> None:
         self._forget_deliveries()
-
-    def on_handle_closed(self, error: DanubeError) -> None:
-        if self._closed:
-            return
-        if error.retryable:
-            self._reopen(error)
-        else:
-            self._fail(error)
-
-    def on_session_failed(self, error: DanubeError) -> None:
-        self._fail(error)
 
     # -- ending ---------------------------------------------------------------------------------
 
@@ -528,7 +476,7 @@ class PartitionConsumer:
         """
         if self._closing is not None:
             return self._closing
-        if self._closed:
+        if self._ended:
             lost, self._lost_acks = self._lost_acks, False
             return failed_reply(self.failure) if lost and self.failure is not None else settled_reply()
         if not self._subscribed and not self._dirty:
@@ -566,26 +514,21 @@ class PartitionConsumer:
         return settled_reply() if request is None else self.session.undo(request)
 
     def _fail(self, error: DanubeError) -> None:
-        if not self._closed:
+        if not self._ended:
             self._lost_acks = self._dirty and not isinstance(error, ClosedError)
             self._end(error)
             self.when_ready(self)
 
     def _end(self, error: DanubeError) -> None:
-        if self._closed:
+        if self._ended:
             return
-        self._closed = True
+        self._ended = True
         self.failure = error
         self._forget_deliveries()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._cancel_retry()
         self._give_up_subscribing()
         self.session.unregister(self)
         self.opened.fail(error)
         self._ack_start = self._ack_end = 0
         for reply in [*self._syncs, *([] if self._closing is None else [self._closing])]:
             reply.fail(error)
-
-
-def _nothing(_: PartitionConsumer) -> None:
-    pass

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+import msgspec
+
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
 from danube.client.machine.reply import Plan, Reply, all_settled
@@ -163,7 +165,7 @@ class BaseClient(Generic[Shell]):
 
     def statistics(self) -> dict[str, int]:
         """Counters since the client was made: connections, batches, records, bytes, duplicates, failures."""
-        return self._session.statistics.as_dict()
+        return msgspec.structs.asdict(self._session.statistics)
 
     @property
     def connected(self) -> bool:

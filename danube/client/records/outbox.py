@@ -18,7 +18,7 @@ import numpy as np
 from danube.client.machine.ack import Ack
 from danube.client.machine.publishing import Outgoing, PartitionProducer
 from danube.client.machine.reply import Reply, all_settled, settled_reply
-from danube.client.machine.requests import Timer
+from danube.client.machine.requests import Timer, nothing
 from danube.client.records.group import Group
 from danube.client.records.records import (
     Attributes,
@@ -141,8 +141,8 @@ class Outbox:
         self.record_bytes_max = min((one.max_record_bytes or 8 * MIB for one in partitions), default=8 * MIB)
         self.closed = False
         self.left_full = False  # since someone last let the loop turn
-        self.when_full: Callable[[], None] = _nothing  # a full group has left: write it
-        self.when_group: Callable[[], None] = _nothing  # a group was begun: flush it at the end of the turn
+        self.when_full: Callable[[], None] = nothing  # a full group has left: write it
+        self.when_group: Callable[[], None] = nothing  # a group was begun: flush it at the end of the turn
         self._compression = compression_of(compression)
         self._schema_id = schema_id
         self._schema_version = schema_version
@@ -557,7 +557,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_after_fork_in_child)  # after the sessions, which are imported above
-
-
-def _nothing() -> None:
-    pass

@@ -13,9 +13,8 @@ from danube.client.machine.publishing import Outgoing
 from danube.client.machine.reply import Plan, Reply, all_settled
 from danube.client.records.group import SendFuture
 from danube.client.records.handles import ProducerHandle
-from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, acks_of
+from danube.client.records.outbox import CLOSE_TIMEOUT_S, Outbox, Part, ProducerOptions, acks_of
 from danube.client.records.records import Attributes
-from danube.client.records.setup import ProducerOptions
 from danube.errors import DanubeError
 
 

@@ -19,10 +19,9 @@ from danube.client.machine.session import Session
 from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.inbox import CLOSE_WAIT_S, Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
-from danube.client.records.outbox import Outbox, raise_first
+from danube.client.records.outbox import Outbox, ProducerOptions, raise_first
 from danube.client.records.setup import (
     ConsumerOptions,
-    ProducerOptions,
     open_consumer,
     open_producer,
     seconds_as_ns,

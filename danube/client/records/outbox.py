@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import msgspec
 import numpy as np
 
 from danube.client.machine.ack import Ack
@@ -43,10 +44,7 @@ from danube.errors import (
 )
 from danube.host.clock import wall_us
 from danube.host.telemetry import events
-from danube.limits import (
-    BATCH_RECORDS_MAX,
-    MIB,
-)
+from danube.limits import BATCH_RECORDS_MAX, MIB
 
 BATCH_BYTES: Final = 512 * 1024
 IN_FLIGHT_BYTES: Final = 8 * MIB
@@ -56,6 +54,23 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
 _telemetry = events("client")
+
+
+class ProducerOptions(msgspec.Struct, kw_only=True):
+    """Arguments of client.producer(); checked when made."""
+
+    topic: str
+    name: str
+    reliable: bool | None = None
+    durability: str | None = None
+    partitions: int = 0
+    compression: str = "none"
+    linger_us: int = 0
+    batch_bytes: int = BATCH_BYTES
+    max_in_flight_bytes: int = IN_FLIGHT_BYTES
+    timeout_ns: int
+    schema_id: int | None = None  # on every batch, where values have a schema
+    schema_version: int | None = None
 
 
 class Part(NamedTuple):
@@ -114,24 +129,14 @@ def raise_first(failures: list[BaseException]) -> None:
 class Outbox:
     """Unanswered records of one producer, bounded by ``in_flight_bytes_max``."""
 
-    def __init__(
-        self,
-        topic: str,
-        name: str,
-        partitions: list[PartitionProducer],
-        *,
-        compression: str,
-        batch_bytes: int,
-        in_flight_bytes_max: int,
-        schema_id: int | None = None,
-        schema_version: int | None = None,
-    ) -> None:
+    def __init__(self, options: ProducerOptions, partitions: list[PartitionProducer]) -> None:
+        batch_bytes, in_flight_bytes_max = options.batch_bytes, options.max_in_flight_bytes
         if not 1024 <= batch_bytes <= 8 * MIB:
             raise InvalidArgument(f"batch_bytes must be 1 KiB to 8 MiB, not {batch_bytes}")
         if in_flight_bytes_max < batch_bytes:
             raise InvalidArgument("max_in_flight_bytes must be at least batch_bytes")
-        self.topic = topic
-        self.name = name
+        self.topic = options.topic
+        self.name = options.name
         self.partitions = partitions
         self.batch_bytes = batch_bytes
         self.in_flight_bytes_max = in_flight_bytes_max
@@ -143,9 +148,9 @@ class Outbox:
         self.left_full = False  # since someone last let the loop turn
         self.when_full: Callable[[], None] = nothing  # a full group has left: write it
         self.when_group: Callable[[], None] = nothing  # a group was begun: flush it at the end of the turn
-        self._compression = compression_of(compression)
-        self._schema_id = schema_id
-        self._schema_version = schema_version
+        self._compression = compression_of(options.compression)
+        self._schema_id = options.schema_id
+        self._schema_version = options.schema_version
         self._next_partition = 0
         self._room: Reply | None = None
         self._held = False

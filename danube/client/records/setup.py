@@ -15,7 +15,7 @@ from danube.client.machine.requests import Timer
 from danube.client.machine.session import Session
 from danube.client.machine.subscribing import PartitionConsumer
 from danube.client.records.inbox import Inbox
-from danube.client.records.outbox import BATCH_BYTES, IN_FLIGHT_BYTES, Outbox
+from danube.client.records.outbox import Outbox, ProducerOptions
 from danube.core.dispatch.consumer_window import WINDOW_FIRST, WINDOW_MAX, ConsumerWindow
 from danube.core.partition.policy import Durability, FailurePolicy
 from danube.core.protocol import native as wire
@@ -55,23 +55,6 @@ class ConsumerKeywords(TypedDict, total=False):
     temporary: bool
 
 
-class ProducerOptions(msgspec.Struct, kw_only=True):
-    """Arguments of client.producer(); checked when made."""
-
-    topic: str
-    name: str
-    reliable: bool | None = None
-    durability: str | None = None
-    partitions: int = 0
-    compression: str = "none"
-    linger_us: int = 0
-    batch_bytes: int = BATCH_BYTES
-    max_in_flight_bytes: int = IN_FLIGHT_BYTES
-    timeout_ns: int
-    schema_id: int | None = None  # on every batch, where values have a schema
-    schema_version: int | None = None
-
-
 class ConsumerOptions(msgspec.Struct, kw_only=True):
     """Arguments of client.consumer(); checked when made."""
 
@@ -80,12 +63,12 @@ class ConsumerOptions(msgspec.Struct, kw_only=True):
     name: str
     mode: str
     start: tuple[str, int]
-    prefetch_records: int | None
-    prefetch_bytes: int
+    prefetch_records: int | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
     filters: list[str]
-    max_unacked: int
+    max_unacked: int = 0
     failure: FailurePolicy | None
-    temporary: bool
+    temporary: bool = False
 
 
 def seconds_as_ns(seconds: float, what: str) -> int:
@@ -119,14 +102,11 @@ def consumer_options(
     *,
     start: Start = "latest",
     name: str | None = None,
-    prefetch_records: int | None = None,
-    prefetch_bytes: int = PREFETCH_BYTES,
     filters: Sequence[str] = (),
-    max_unacked: int = 0,
     failure: FailurePolicy | dict[str, Any] | None = None,
-    temporary: bool = False,
+    **options: Any,
 ) -> ConsumerOptions:
-    """Check the options that can be checked without a broker."""
+    """Make the options of a consumer, checked without a broker."""
     check_topic_name(topic)
     check_label(subscription, "subscription")
     name = name or f"consumer-{uuid.uuid4().hex}"
@@ -136,25 +116,24 @@ def consumer_options(
         raise InvalidArgument(
             f"subscription mode {mode!r} is not known", hint="use shared, exclusive, failover or key_shared"
         )
-    if prefetch_records is not None and not 1 <= prefetch_records <= MAX_UNACKED_LIMIT:
-        raise InvalidArgument(f"prefetch_records must be 1 to {MAX_UNACKED_LIMIT}, not {prefetch_records}")
-    if not 1 <= prefetch_bytes <= DELIVER_CREDIT_BYTES_MAX:
-        raise InvalidArgument(f"prefetch_bytes must be 1 to {DELIVER_CREDIT_BYTES_MAX}, not {prefetch_bytes}")
     if isinstance(filters, str):
         raise InvalidArgument("filters is a list of patterns, not text", hint=f"use [{filters!r}]")
-    return ConsumerOptions(
+    made = ConsumerOptions(
         topic=topic,
         subscription=subscription,
         name=name,
         mode=known_mode,
         start=start_of(start),
-        prefetch_records=prefetch_records,
-        prefetch_bytes=prefetch_bytes,
         filters=list(filters),
-        max_unacked=max_unacked,
         failure=failure_policy_of(failure),
-        temporary=temporary,
+        **options,
     )
+    records, size_bytes = made.prefetch_records, made.prefetch_bytes
+    if records is not None and not 1 <= records <= MAX_UNACKED_LIMIT:
+        raise InvalidArgument(f"prefetch_records must be 1 to {MAX_UNACKED_LIMIT}, not {records}")
+    if not 1 <= size_bytes <= DELIVER_CREDIT_BYTES_MAX:
+        raise InvalidArgument(f"prefetch_bytes must be 1 to {DELIVER_CREDIT_BYTES_MAX}, not {size_bytes}")
+    return made
 
 
 def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
@@ -180,16 +159,7 @@ def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
         for index, name in enumerate(view.partitions)
     ]
     yield from _open_all(session, partitions, f"opening the producer on {options.topic}")
-    return Outbox(
-        options.topic,
-        options.name,
-        partitions,
-        compression=options.compression,
-        batch_bytes=options.batch_bytes,
-        in_flight_bytes_max=options.max_in_flight_bytes,
-        schema_id=options.schema_id,
-        schema_version=options.schema_version,
-    )
+    return Outbox(options, partitions)
 
 
 def open_consumer(

@@ -16,8 +16,8 @@ from danube.client.machine.schema_plans import SchemaPlans, SchemaVersion, defau
 from danube.client.machine.session import Session
 from danube.client.records.handles import B, ConsumerHandle, M, ProducerHandle, Shell
 from danube.client.records.inbox import Inbox
-from danube.client.records.outbox import Outbox
-from danube.client.records.setup import ConsumerOptions, ProducerOptions
+from danube.client.records.outbox import Outbox, ProducerOptions
+from danube.client.records.setup import ConsumerOptions
 from danube.client.typed.models import (
     Codec,
     Decode,

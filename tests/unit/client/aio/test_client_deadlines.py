@@ -10,7 +10,7 @@ import pytest
 import danube
 import danube.sync
 from danube.client.machine.session import Session
-from danube.client.records.outbox import UNANSWERED_BATCHES_HOLD, Outbox
+from danube.client.records.outbox import UNANSWERED_BATCHES_HOLD, Outbox, ProducerOptions
 from danube.errors import OperationTimeout
 from tests.fakes.broker import FakeBroker
 from tests.unit.asynchronous import asynchronous
@@ -43,9 +43,10 @@ def boxed(timeout_s: int = 5) -> tuple[Peer, Outbox]:
     peer.connect()
     producer = peer.producer(timeout_s=timeout_s)
     peer.open(7, 3)
-    return peer, Outbox(
-        TOPIC, "p", [producer], compression="none", batch_bytes=1024, in_flight_bytes_max=4096
+    options = ProducerOptions(
+        topic=TOPIC, name="p", timeout_ns=10**9, batch_bytes=1024, max_in_flight_bytes=4096
     )
+    return peer, Outbox(options, [producer])
 
 
 def test_a_group_that_is_held_for_a_busy_broker_fails_at_its_deadline() -> None:

@@ -16,7 +16,7 @@ from danube.client.blocking import connection as blocking
 from danube.client.blocking import connection as blocking_link
 from danube.client.blocking.connection import BlockingLink
 from danube.client.machine.session import Session
-from danube.client.records.outbox import Outbox
+from danube.client.records.outbox import Outbox, ProducerOptions
 from danube.core.partition.policy import TopicPolicy
 from danube.core.protocol.native import Kind
 from danube.errors import ClosedError, OperationTimeout
@@ -168,7 +168,10 @@ def test_a_group_whose_sending_is_cut_fails_for_all_of_it(monkeypatch: pytest.Mo
     peer.connect()
     producer = peer.producer()
     peer.open(7, 3)
-    box = Outbox(TOPIC, "p", [producer], compression="none", batch_bytes=1024, in_flight_bytes_max=4096)
+    options = ProducerOptions(
+        topic=TOPIC, name="p", timeout_ns=10**9, batch_bytes=1024, max_in_flight_bytes=4096
+    )
+    box = Outbox(options, [producer])
     group, _ = box.add(b"x", None, None)
 
     def cut(*_: object) -> None:

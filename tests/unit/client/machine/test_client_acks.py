@@ -303,13 +303,16 @@ def test_what_was_sent_is_kept_for_a_while_and_never_without_a_bound() -> None:
 
 
 def test_a_batch_that_was_sent_and_timed_out_is_told_to_who_flushes() -> None:
-    from danube.client.records.outbox import Outbox
+    from danube.client.records.outbox import Outbox, ProducerOptions
 
     peer = Peer()
     peer.connect()
     producer = peer.producer(timeout_s=5)
     peer.open(7, 3)
-    box = Outbox(TOPIC, "p", [producer], compression="none", batch_bytes=1024, in_flight_bytes_max=4096)
+    options = ProducerOptions(
+        topic=TOPIC, name="p", timeout_ns=10**9, batch_bytes=1024, max_in_flight_bytes=4096
+    )
+    box = Outbox(options, [producer])
     group, _ = box.add(b"x", None, None)
     emptied: Reply = box.emptied()
     [(_, frame, _)] = peer.published()

@@ -163,9 +163,10 @@ class Client(BaseClient[Connection], Context):
             return
         self._closed = True
         connected, self._opened = self._opened, False
-        opened = self._open.take()
         try:
-            outcomes = await asyncio.gather(*(one.close() for one in opened), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(one.close() for one in list(self._open)), return_exceptions=True
+            )
             self._session.flush_acks()
             if connected:
                 await self._connection.close()

@@ -60,7 +60,7 @@ class Link(asyncio.BufferedProtocol):
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
-        self._reason: DanubeError | None = None
+        self.reason: DanubeError | None = None  # why it is gone
         self.transport: asyncio.Transport | None = None
         self.socket: Any = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -114,7 +114,7 @@ class Link(asyncio.BufferedProtocol):
 
     def abort(self, error: DanubeError) -> None:
         """Drop the connection because the broker sent invalid bytes."""
-        self._reason = error
+        self.reason = error
         if self.transport is not None:
             self.transport.abort()
 
@@ -128,12 +128,12 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
-        if error is not None and self._reason is None and not self._secure:
+        if error is not None and self.reason is None and not self._secure:
             self._read_unread()
-        if self._reason is None:
+        if self.reason is None:
             why, hint = explained(error) or (str(error or "the broker closed it"), "")
-            self._reason = ConnectionFailed("the connection to the broker was lost", why=why, hint=hint)
-        self._session.disconnected(self._reason)
+            self.reason = ConnectionFailed("the connection to the broker was lost", why=why, hint=hint)
+        self._session.disconnected(self.reason)
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -143,10 +143,6 @@ class Link(asyncio.BufferedProtocol):
         if data:
             self._view[self._end : self._end + len(data)] = data
             self.buffer_updated(len(data))
-
-    @property
-    def reason(self) -> DanubeError | None:
-        return self._reason
 
     def write(self, buffers: list[bytes | memoryview]) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -222,9 +218,8 @@ class Connection:
 
     def _drop_owner(self, session: Session) -> None:
         owner = self._owners.pop(session, None)
-        if owner is None:
-            return
-        owner.leave()
+        if owner is not None:
+            owner.leave()
 
     async def _serve_owner(self) -> None:
         try:
@@ -333,7 +328,21 @@ class Connection:
 
     async def run(self, plan: Plan[T]) -> T:
         """Carry out a plan: wait for each reply it yields and hand back value or error."""
-        return await _drive(plan, self.wait)
+        error: Exception | None = None
+        value: Any = None
+        try:
+            while True:
+                try:
+                    reply = plan.send(value) if error is None else plan.throw(error)
+                except StopIteration as stop:
+                    return cast(T, stop.value)
+                error = value = None
+                try:
+                    value = await self.wait(reply)
+                except Exception as caught:
+                    error = caught
+        finally:
+            plan.close()  # after a cancelled task close the handles that the plan opened
 
     # -- dialling -------------------------------------------------------------------------------
 
@@ -465,21 +474,3 @@ class Connection:
                 if not error.retryable:
                     raise
                 last = error
-
-
-async def _drive(plan: Plan[T], wait: Callable[[Reply], Any]) -> T:
-    error: Exception | None = None
-    value: Any = None
-    try:
-        while True:
-            try:
-                reply = plan.send(value) if error is None else plan.throw(error)
-            except StopIteration as stop:
-                return cast(T, stop.value)
-            error = value = None
-            try:
-                value = await wait(reply)
-            except Exception as caught:
-                error = caught
-    finally:
-        plan.close()  # after a cancelled task close the handles that the plan opened

@@ -158,7 +158,7 @@ class Client(BaseClient[BlockingConnection], Context):
             return
         failure: DanubeError | None = None
         try:
-            for one in self._open.take():
+            for one in list(self._open):
                 try:
                     one.close()
                 except DanubeError as error:

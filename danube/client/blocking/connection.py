@@ -103,9 +103,7 @@ class BlockingLink:
                 raise closed_early(address, self.reason, self._tls)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                silent = ConnectionFailed(
-                    f"the broker at {address} did not greet", hint="is this Danube's native port?"
-                )
+                silent = _silent(address)
                 self.drop(silent, quietly=True)
                 raise silent
             if _ready(self.socket, READABLE, min(left_s, SHAKE_ROUND_S)):

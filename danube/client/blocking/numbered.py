@@ -14,10 +14,10 @@ after it.
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from danube.client.blocking.client import Client
+from danube.client.blocking.contexts import Context
 from danube.client.machine.admin import ends_of, view_of
 from danube.client.machine.numbered import NumberedPartition, check_round
 from danube.client.machine.publishing import Outgoing
@@ -36,8 +36,10 @@ from danube.ids import check_label, check_topic_name
 _CONFIRM_PAUSE_S: Final = 0.02
 
 
-class NumberedProducer:
+class NumberedProducer(Context):
     """One name and round on the partitions of a topic, each opened on first use."""
+
+    _close_failed = "closing the producer failed"
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class NumberedProducer:
         self._room: Reply | None = None
         self._acked: set[int] = set()
 
-    def open(self) -> NumberedProducer:
+    def open(self) -> Self:
         """Find or make the topic; done by ``with``."""
         view = view_of(self._client._live.run(self._look_up()))
         if self._lookup.reliable is not None and view.reliable != self._lookup.reliable:
@@ -251,14 +253,6 @@ class NumberedProducer:
             with connection.lock:
                 replies = [partition.close() for partition in opened.values()]
             connection.wait_until(lambda: all(reply.settled for reply in replies), 1.0)
-
-    def __enter__(self) -> NumberedProducer:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<NumberedProducer {self.name!r} of {self.topic}, round {self.round_number}>"

@@ -23,6 +23,9 @@ class AccessPlans:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    def _facts(self, op: str, **arguments: Any) -> Plan[Row]:
+        return dict((yield self._session.admin(op, **arguments)))
+
     def roles(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[Row]]:
         """Roles by name, built-in ones among them."""
         return (yield from whole_list(self._session, "roles", page_of(after, limit, prefix)))
@@ -73,11 +76,10 @@ class AccessPlans:
         self, principal: str, *, ttl_s: int | None = None, name: str = "", description: str = ""
     ) -> Plan[Row]:
         """Make an API key; the answer's ``key`` is shown this once and never again."""
-        answer = yield self._session.admin(
+        return (yield from self._facts(
             "create_api_key", repeatable=False, principal=principal, ttl_s=ttl_s, id=name,
             description=description,
-        )  # fmt: skip
-        return dict(answer)
+        ))  # fmt: skip
 
     def delete_api_key(self, name: str) -> Plan[None]:
         """Delete an API key by its id; connections that use it end."""
@@ -93,10 +95,8 @@ class AccessPlans:
         ``token``: one by its id (jti).  ``credential``: one by the hash that logs show.  ``principal``: all
         that it has now.  ``signing_key``: all tokens of a key.
         """
-        answer = yield self._session.admin(
-            "revoke", repeatable=False, kind=kind, value=value, ttl_s=ttl_s, reason=reason
-        )
-        return dict(answer)
+        given = {"kind": kind, "value": value, "ttl_s": ttl_s, "reason": reason}
+        return (yield from self._facts("revoke", repeatable=False, **given))
 
     def delete_revocation(self, kind: str, value: str) -> Plan[None]:
         """Let revoked credentials be good again."""
@@ -104,8 +104,7 @@ class AccessPlans:
 
     def issue_token(self, principal: str = "", *, ttl_s: int | None = None) -> Plan[Row]:
         """Have the broker sign a token, for the caller itself or, as an administrator, for another."""
-        answer = yield self._session.admin("issue_token", repeatable=False, principal=principal, ttl_s=ttl_s)
-        return dict(answer)
+        return (yield from self._facts("issue_token", repeatable=False, principal=principal, ttl_s=ttl_s))
 
     def audit(
         self, *, since: str = "", until: str = "", principal: str = "", operation: str = "",
@@ -142,8 +141,7 @@ class AccessPlans:
 
         ``groups``: names of groups that the principal is taken to be in; the broker knows those of callers.
         """
-        answer = yield self._session.admin(
+        return (yield from self._facts(
             "can", permission=permission, scope=scope, resource_name=resource, principal=principal,
             groups=list(groups),
-        )  # fmt: skip
-        return dict(answer)
+        ))  # fmt: skip

@@ -236,7 +236,7 @@ class AdminPlans(AccessPlans):
     def describe_topic(self, topic: str) -> Plan[TopicDescription]:
         """One topic, and the state of each of its partitions."""
         view: TopicInfo = yield from self.topic(topic)
-        partitions = yield from self._of_partitions("describe_partition", view.partitions)
+        partitions = yield from asked_of(self._session, "describe_partition", view.partitions)
         return TopicDescription(topic=view, partitions=partitions)
 
     def topic_ends(self, topic: str) -> Plan[list[Row]]:
@@ -255,7 +255,7 @@ class AdminPlans(AccessPlans):
         view = yield from self.lookup(topic)
         by_name: dict[str, list[dict[str, Any]]] = {}
         op = "list_subscriptions"
-        answers = yield from self._of_partitions(op, view.partitions, **asked(page))
+        answers = yield from asked_of(self._session, op, view.partitions, **asked(page))
         for partition, answer in zip(view.partitions, answers, strict=True):
             for one in (yield from rest_of(self._session, op, page, answer, partition)):
                 facts = one if isinstance(one, dict) else {"subscription": one}
@@ -310,7 +310,7 @@ class AdminPlans(AccessPlans):
         """Give up the open holes of partitions (by name) that begin below an offset."""
         answers: list[dict[str, Any]] = []
         for partition, end in ends.items():
-            answers += yield from self._of_partitions("accept_loss", [partition], end_offset=end)
+            answers += yield from asked_of(self._session, "accept_loss", [partition], end_offset=end)
         return answers
 
     def storage_status(self, topic: str = "") -> Plan[dict[str, Any]]:
@@ -334,8 +334,7 @@ class AdminPlans(AccessPlans):
 
     def status(self) -> Plan[dict[str, Any]]:
         """The broker's own account of itself."""
-        answer = yield self._session.admin("status")
-        return dict(answer)
+        return (yield from self._facts("status"))
 
     def namespaces(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[str]]:
         """Namespaces by name."""
@@ -351,14 +350,12 @@ class AdminPlans(AccessPlans):
 
     def namespace_policy(self, namespace: str) -> Plan[dict[str, Any]]:
         """A namespace's ``policy``, the ``effective`` one with its ``tenant``, and its ``usage``."""
-        answer = yield self._session.admin("namespace_policy", namespace=namespace)
-        return dict(answer)
+        return (yield from self._facts("namespace_policy", namespace=namespace))
 
     def set_namespace_policy(self, namespace: str, **policy: Unpack[LimitKeywords]) -> Plan[dict[str, Any]]:
         """Change the given fields of a namespace's policy; returns all of it.  A limit of 0 is none."""
         fields = limit_fields(policy, "namespace policy")
-        answer = yield self._session.admin("set_namespace_policy", namespace=namespace, policy=fields)
-        return dict(answer)
+        return (yield from self._facts("set_namespace_policy", namespace=namespace, policy=fields))
 
     def tenants(self, *, after: str = "", limit: int | None = None, prefix: str = "") -> Plan[list[Row]]:
         """Tenants by name, with their namespaces, quota and usage."""
@@ -388,21 +385,18 @@ class AdminPlans(AccessPlans):
 
     def _everywhere(self, op: str, topic: str, **arguments: Any) -> Plan[list[Any]]:
         view = yield from self.lookup(topic)
-        return (yield from self._of_partitions(op, view.partitions, **arguments))
-
-    def _of_partitions(self, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
-        return (yield from _asked_of(self._session, op, partitions, **arguments))
+        return (yield from asked_of(self._session, op, view.partitions, **arguments))
 
 
 def ends_of(session: Session, partitions: list[str]) -> Plan[list[Row]]:
     """Where partitions begin and end; an earlier broker describes them whole, to whoever has View."""
     try:
-        return (yield from _asked_of(session, "partition_ends", partitions))
+        return (yield from asked_of(session, "partition_ends", partitions))
     except InvalidArgument:
-        return (yield from _asked_of(session, "describe_partition", partitions))
+        return (yield from asked_of(session, "describe_partition", partitions))
 
 
-def _asked_of(session: Session, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
+def asked_of(session: Session, op: str, partitions: list[str], **arguments: Any) -> Plan[list[Any]]:
     """Ask the owner of every partition at once; the first error is raised when all have answered."""
     replies = [session.admin(op, partition, **arguments) for partition in partitions]
     answers, errors = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -104,6 +104,7 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
     schema_id: int = 0  # of the subject; 0 without one
 
 
+S = TypeVar("S")
 _ABOUT: Final = "answered about schemas"
 Definition = str | bytes | dict[str, Any] | list[Any]
 
@@ -133,6 +134,9 @@ class SchemaPlans:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    def _asked(self, shape: type[S], op: str, **arguments: Any) -> Plan[S]:
+        return answered((yield self._session.admin(op, **arguments)), shape, _ABOUT)
+
     def register(
         self,
         subject: str,
@@ -150,14 +154,7 @@ class SchemaPlans:
         sets the subject's mode first.  Raises SchemaInvalid or SchemaIncompatible (with every
         violation, see :func:`danube.violations_of`).
         """
-        arguments: dict[str, Any] = {
-            "subject": subject,
-            "schema_type": schema_type,
-            "definition": definition_bytes(definition),
-            "description": description,
-            "created_by": created_by,
-            "tags": list(tags),
-        }
+        text = definition_bytes(definition)
         unset = bool(compatibility)
         if compatibility:
             try:
@@ -165,20 +162,21 @@ class SchemaPlans:
                 unset = False
             except SchemaNotFound:
                 pass  # a new subject: its mode is set when there is one
-        answer = yield self._session.admin("schema.register", **arguments)
+        made = yield from self._asked(
+            RegisteredSchema, "schema.register", subject=subject, schema_type=schema_type, definition=text,
+            description=description, created_by=created_by, tags=list(tags),
+        )  # fmt: skip
         if unset:
             yield from self.set_compatibility(subject, compatibility)
-        return answered(answer, RegisteredSchema, _ABOUT)
+        return made
 
     def get(self, subject: str, version: int = 0) -> Plan[SchemaVersion]:
         """One version (0: the latest) with its definition; raises SchemaNotFound."""
-        answer = yield self._session.admin("schema.get", subject=subject, version=version)
-        return answered(answer, SchemaVersion, _ABOUT)
+        return (yield from self._asked(SchemaVersion, "schema.get", subject=subject, version=version))
 
     def get_by_id(self, schema_id: int, version: int = 0) -> Plan[SchemaVersion]:
         """One version (0: the latest) of the subject with this id; raises SchemaNotFound."""
-        answer = yield self._session.admin("schema.get", schema_id=schema_id, version=version)
-        return answered(answer, SchemaVersion, _ABOUT)
+        return (yield from self._asked(SchemaVersion, "schema.get", schema_id=schema_id, version=version))
 
     def versions(self, subject: str) -> Plan[list[SchemaVersion]]:
         """All versions of a subject, without their definitions."""
@@ -197,14 +195,9 @@ class SchemaPlans:
         self, subject: str, schema_type: str, definition: Definition, *, compatibility: str = ""
     ) -> Plan[SchemaCheck]:
         """Whether the definition could be the next version, by the subject's mode or the one given."""
-        answer = yield self._session.admin(
-            "schema.check",
-            subject=subject,
-            schema_type=schema_type,
-            definition=definition_bytes(definition),
-            compatibility=compatibility,
-        )
-        return answered(answer, SchemaCheck, _ABOUT)
+        given = {"subject": subject, "schema_type": schema_type, "compatibility": compatibility}
+        text = definition_bytes(definition)
+        return (yield from self._asked(SchemaCheck, "schema.check", definition=text, **given))
 
     def diff(self, subject: str, old: int = 0, new: int = 0) -> Plan[SchemaDiff]:
         """Return the differences of two versions, in both directions (0: the latest and the one before)."""
@@ -215,8 +208,7 @@ class SchemaPlans:
             if not old and not older:
                 raise SchemaNotFound(f"subject {subject!r} has no version before {new}", subject=subject)
             old = old or older[-1]
-        answer = yield self._session.admin("schema.diff", subject=subject, old=old, new=new)
-        return answered(answer, SchemaDiff, _ABOUT)
+        return (yield from self._asked(SchemaDiff, "schema.diff", subject=subject, old=old, new=new))
 
     def set_compatibility(self, subject: str, compatibility: str) -> Plan[str]:
         """Set none, backward, forward, full or one of ``*_transitive``; returns the mode that holds."""
@@ -248,23 +240,14 @@ class SchemaPlans:
         ``validate_payload`` checks every record and not only its schema id.
         """
         check_topic_name(topic)
-        given: dict[str, Any] = {
-            "subject": subject,
-            "validation": validation,
-            "validate_payload": validate_payload,
-        }
-        answer = yield self._session.admin(
-            "schema.configure_topic",
-            topic=topic,
-            **{name: value for name, value in given.items() if value is not None},
-        )
-        return answered(answer, TopicSchema, _ABOUT)
+        settings = {"subject": subject, "validation": validation, "validate_payload": validate_payload}
+        given = {name: value for name, value in settings.items() if value is not None}
+        return (yield from self._asked(TopicSchema, "schema.configure_topic", topic=topic, **given))
 
     def topic_schema(self, topic: str) -> Plan[TopicSchema]:
         """Return the schema that a topic's records are checked against."""
         check_topic_name(topic)
-        answer = yield self._session.admin("schema.topic", topic=topic)
-        return answered(answer, TopicSchema, _ABOUT)
+        return (yield from self._asked(TopicSchema, "schema.topic", topic=topic))
 
 
 def violations_of(error: BaseException) -> list[Violation]:

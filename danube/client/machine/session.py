@@ -528,8 +528,7 @@ class Session(Timers):
         if request.kind in CLOSED_BY:
             self.undo(request)
         else:
-            self._awaited.pop(request.correlation, None)
-            self._waiting.pop(request, None)
+            self.drop_request(request)
         why = "the broker did not answer" if request.correlation else "there was no connection to a broker"
         request.fail(
             OperationTimeout(

@@ -7,13 +7,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
 from danube.client.machine.address import URL_DEFAULT, parse_url
 from danube.client.machine.admin import AdminPlans
 from danube.client.machine.reply import Plan, Reply, all_settled
+from danube.client.machine.requests import nothing
 from danube.client.machine.schema_plans import SchemaPlans
 from danube.client.machine.session import Session
 from danube.client.machine.tls import TlsOptions, tls_of
@@ -30,56 +31,22 @@ from danube.client.records.tokens import Token, token_source
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.host.allocator import keep_large_blocks
 
-_LOOK_AT: Final = 64
-
 
 class _Connected(Protocol):
     @property
     def session(self) -> Session: ...
 
 
-class _Closable(Protocol):
-    @property
-    def closed(self) -> bool: ...
-
-
 class _Closing(Protocol):
     def close(self) -> Any: ...
 
 
-One = TypeVar("One", bound=_Closable)
 Shell = TypeVar("Shell", bound=_Connected)
 Options = TypeVar("Options", bound=ProducerOptions | ConsumerOptions)
 Box = TypeVar("Box", bound=_Closing)
-Made = TypeVar("Made")
+Made = TypeVar("Made", bound="Handle[Any, Any, Any]")
 M = TypeVar("M", bound=BaseMessage)
 B = TypeVar("B", bound=BaseBatch)
-
-
-class OpenHandles(Generic[One]):
-    """Open producers and consumers of a client, which it closes when it is closed itself.
-
-    Closed ones are dropped whenever the set has doubled, so the cost of adding one does not grow.
-    """
-
-    def __init__(self) -> None:
-        self._ones: list[One] = []
-        self._look_at = _LOOK_AT
-
-    def __len__(self) -> int:
-        return len(self._ones)
-
-    def add(self, one: One) -> None:
-        """Add a producer or consumer, until it is closed."""
-        if len(self._ones) >= self._look_at:
-            self._ones = [kept for kept in self._ones if not kept.closed]
-            self._look_at = max(_LOOK_AT, 2 * len(self._ones))
-        self._ones.append(one)
-
-    def take(self) -> list[One]:
-        """All that are kept, in their order; nothing is kept any more."""
-        taken, self._ones = self._ones, []
-        return taken
 
 
 class BaseClient(Generic[Shell]):
@@ -132,7 +99,7 @@ class BaseClient(Generic[Shell]):
         )
         self._opened = False
         self._closed = False
-        self._open: OpenHandles[Any] = OpenHandles()
+        self._open: dict[Any, None] = {}  # producers and consumers, which it closes when it is closed itself
         self.admin = self._admin_cls(AdminPlans(self._session), lambda: self._live)
         self.schemas = self._schemas_cls(SchemaPlans(self._session), lambda: self._live)
 
@@ -154,7 +121,8 @@ class BaseClient(Generic[Shell]):
     ) -> Made:
         """Make a producer or consumer, of values where there is a schema."""
         one = plain(self._live, options) if schema is None else typed(self._live, options, schema)
-        self._open.add(one)
+        self._open[one] = None
+        one.when_closed = lambda: self._open.pop(one, None)
         return one
 
     @property
@@ -184,6 +152,7 @@ class Handle(ABC, Generic[Shell, Options, Box]):
     def __init__(self, connection: Shell, options: Options) -> None:
         self._connection = connection
         self._options = options
+        self.when_closed: Callable[[], Any] = nothing
         self._open_box: Box | None = None
         self._closed = False
 
@@ -224,6 +193,13 @@ class Handle(ABC, Generic[Shell, Options, Box]):
             box.close()
             raise ClosedError(f"the {self._kind} was closed while it was opened", hint="make a new one")
 
+    def _take_box(self) -> Box | None:
+        """Be closed from now on; return the box that is to be closed."""
+        box, self._open_box = self._open_box, None
+        self._closed = True
+        self.when_closed()
+        return box
+
     def _within(self, reply: Reply, timeout_s: float | None, what: str) -> Reply:
         """Return a reply that settles when ``reply`` has, or fails with OperationTimeout."""
         if reply.settled or timeout_s is None:
@@ -253,8 +229,7 @@ class ProducerHandle(Handle[Shell, ProducerOptions, Outbox]):
         raise_first(box.take_failures())
 
     def _closing(self, timeout: float) -> Plan[None]:
-        box, self._open_box = self._open_box, None
-        self._closed = True
+        box = self._take_box()
         if box is None:
             return
         failure: DanubeError | None = None
@@ -289,8 +264,7 @@ class ConsumerHandle(Handle[Shell, ConsumerOptions, Inbox[M, B]], Generic[Shell,
             yield reply
 
     def _closing(self) -> Plan[None]:
-        inbox, self._open_box = self._open_box, None
-        self._closed = True
+        inbox = self._take_box()
         if inbox is None:
             return
         replies = inbox.close()

@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from io import BytesIO
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -366,19 +367,11 @@ def _always(decode: Decode) -> Callable[[SchemaVersion | None], Decode]:
     return lambda version: decode
 
 
-def _integer_from(payload: bytes) -> int:
-    return cast(int, _number_from(_INTEGERS, payload))
-
-
-def _float_from(payload: bytes) -> float:
-    return cast(float, _number_from(_FLOATS, payload))
-
-
 _PLAIN: dict[Any, Codec] = {
     bytes: Codec("bytes", b"", _only_bytes, _always(bytes)),
     str: Codec("string", b"", _text, _always(bytes.decode)),
-    int: Codec("number", b"", _INTEGER.pack, _always(_integer_from)),
-    float: Codec("number", b"", _FLOAT.pack, _always(_float_from)),
+    int: Codec("number", b"", _INTEGER.pack, _always(partial(_number_from, _INTEGERS))),
+    float: Codec("number", b"", _FLOAT.pack, _always(partial(_number_from, _FLOATS))),
 }
 _GENERIC: dict[str, tuple[Callable[[Any], bytes], Callable[[SchemaVersion | None], Decode]]] = {
     "bytes": (_only_bytes, _always(bytes)),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import danube.sync
 from danube.client.machine.session import Handles
-from danube.client.records.handles import OpenHandles
+from danube.core.partition.policy import TopicPolicy
+from tests.fakes.broker import FakeBroker
+
+TOPIC = "/default/t"
 
 
 class Thing:
@@ -61,20 +65,24 @@ def test_a_connection_that_is_gone_takes_all_numbers_along() -> None:
     assert handles.owner(number) is None and handles.give(one) == number + 1
 
 
-def test_what_is_open_is_kept_in_order() -> None:
-    kept: OpenHandles[Thing] = OpenHandles()
-    things = [Thing() for _ in range(300)]
-    for number, thing in enumerate(things):
-        kept.add(thing)
-        thing.closed = number % 3 == 0
-    assert [one for one in kept.take() if not one.closed] == [one for one in things if not one.closed]
-    assert kept.take() == []
+def test_what_is_open_is_closed_with_the_client_in_order(fake: FakeBroker) -> None:
+    fake.create(TOPIC, 0, TopicPolicy())
+    client = danube.sync.connect(fake.url).open()
+    producers = [client.producer(TOPIC).open() for _ in range(9)]
+    for producer in producers[::3]:
+        producer.close()
+    kept = [one for one in producers if not one.closed]
+    assert list(client._open) == kept
+    closed = []
+    for one in kept:
+        one.when_closed = lambda one=one: closed.append(one)  # type: ignore[misc]
+    client.close()
+    assert closed == kept
 
 
-def test_what_was_closed_is_forgotten() -> None:
-    kept: OpenHandles[Thing] = OpenHandles()
-    for _ in range(10_000):
-        thing = Thing()
-        kept.add(thing)
-        thing.closed = True
-        assert len(kept) <= 65
+def test_what_was_closed_is_forgotten(fake: FakeBroker) -> None:
+    with danube.sync.connect(fake.url) as client:
+        for _ in range(300):
+            client.producer(TOPIC).close()
+            client.consumer(TOPIC, "s").close()
+        assert not client._open

@@ -21,12 +21,11 @@ from danube.client.machine.address import (
     unread,
 )
 from danube.client.machine.reply import Plan, Reply
-from danube.client.machine.session import Session
+from danube.client.machine.session import Received, Session
 from danube.client.machine.tls import ClientTls, explained
 from danube.errors import ConnectionFailed, DanubeError
 from danube.host import local_socket, tcp
 from danube.host.telemetry import events
-from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 
 T = TypeVar("T")
 OWNER_CONNECT_TIMEOUT_S = 2.0
@@ -50,16 +49,12 @@ async def until_settled(reply: Reply) -> None:
         reply.forget(wake)
 
 
-class Link(asyncio.BufferedProtocol):
+class Link(Received, asyncio.BufferedProtocol):
     """One socket's life."""
 
     def __init__(self, session: Session, secure: bool = False) -> None:
-        self._session = session
+        super().__init__(session)
         self._secure = secure
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
         self.reason: DanubeError | None = None  # why it is gone
         self.transport: asyncio.Transport | None = None
         self.socket: Any = None
@@ -75,42 +70,10 @@ class Link(asyncio.BufferedProtocol):
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        self._end += count
         try:
-            start = self._start = self._session.received(self._view, self._start, self._end)
-            if start == self._end:
-                full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
-                self._start = self._end = 0
-                if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
-                    self._resize(RECEIVE_BUFFER_BYTES)
-            else:
-                self._keep_rest()
+            self._take(count)
         except DanubeError as error:
             self.abort(error)
-
-    def _keep_rest(self) -> None:
-        """Make room for more bytes, behind the received part of a frame."""
-        wanted = self._session.wanted
-        if self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES:
-            self._resize(max(wanted, RECEIVE_BUFFER_BYTES))
-        elif self._start + wanted > len(self._buffer) or self._end == len(self._buffer):
-            self._make_room(wanted)
-
-    def _make_room(self, wanted: int) -> None:
-        """Move the incomplete frame to the front of a buffer that can hold all of it."""
-        if wanted > len(self._buffer):
-            self._resize(min(wanted, FRAME_BYTES_MAX))
-        else:
-            rest = bytes(self._view[self._start : self._end])
-            self._view[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
-
-    def _resize(self, size: int) -> None:
-        rest = bytes(self._view[self._start : self._end])
-        self._buffer = bytearray(size)
-        self._view = memoryview(self._buffer)
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
 
     def abort(self, error: DanubeError) -> None:
         """Drop the connection because the broker sent invalid bytes."""
@@ -133,7 +96,7 @@ class Link(asyncio.BufferedProtocol):
         if self.reason is None:
             why, hint = explained(error) or (str(error or "the broker closed it"), "")
             self.reason = ConnectionFailed("the connection to the broker was lost", why=why, hint=hint)
-        self._session.disconnected(self.reason)
+        self.session.disconnected(self.reason)
         if not self.lost.done():
             self.lost.set_result(None)
 

@@ -21,13 +21,12 @@ from typing import Any, Final, TypeVar, cast
 from danube.client.blocking.attendance import Attendance
 from danube.client.machine.address import Address, closed_early, greeting_s, let_go, refused, told_nothing
 from danube.client.machine.reply import Plan, Reply
-from danube.client.machine.session import Session
+from danube.client.machine.session import Received, Session
 from danube.client.machine.tls import ClientTls, explained
 from danube.errors import ConnectionFailed, DanubeError, OperationTimeout
 from danube.host import local_socket, tcp
 from danube.host.polling import READABLE, WRITABLE, make_poller
 from danube.host.telemetry import events
-from danube.limits import FRAME_BYTES_MAX, RECEIVE_BUFFER_BYTES, RECEIVE_BUFFER_BYTES_FIRST
 
 SEND_STALL_S: Final = 30.0
 SHAKE_ROUND_S: Final = 0.2
@@ -35,19 +34,15 @@ JOIN_BYTES: Final = 65_536
 _telemetry = events("client")
 
 
-class BlockingLink:
+class BlockingLink(Received):
     """Link with at most one socket; every call holds the connection's lock."""
 
     def __init__(self, session: Session, tls: ClientTls | None = None) -> None:
-        self.session = session
+        super().__init__(session)
         self.socket: Any = None
         self._tls = tls
         self.reason: DanubeError | None = None  # why there is none any more
         self.poller = make_poller()  # for bytes that can be read
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
         session.when_silent = self.drop
         session.when_forked = self.let_go
 
@@ -162,29 +157,10 @@ class BlockingLink:
         if count == 0:
             self.drop(ConnectionFailed("the connection to the broker was lost", why=why, hint=hint))
             return
-        self._end += count
-        session = self.session
         try:
-            self._start = session.received(self._view, self._start, self._end)
+            self._take(count)
         except DanubeError as error:
             self.drop(error)
-            return
-        if self._start == self._end:
-            full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
-            self._start = self._end = 0
-            if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
-                self._resize(RECEIVE_BUFFER_BYTES)
-        elif self._start + session.wanted > len(self._buffer) or self._end == len(self._buffer):
-            self._resize(min(max(session.wanted, RECEIVE_BUFFER_BYTES), FRAME_BYTES_MAX))
-
-    def _resize(self, size: int) -> None:
-        """Move the incomplete frame to the front of a buffer that can hold all of it."""
-        rest = bytes(self._view[self._start : self._end])
-        if size != len(self._buffer):
-            self._buffer = bytearray(size)
-            self._view = memoryview(self._buffer)
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
 
     # -- writing --------------------------------------------------------------------------------
 

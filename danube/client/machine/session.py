@@ -57,7 +57,14 @@ from danube.errors import (
 )
 from danube.host.clock import monotonic_ns
 from danube.host.telemetry import events
-from danube.limits import CONTROL_BYTES_MAX, HANDLES_PER_CONNECTION_MAX, PUBLISH_CREDIT_BYTES
+from danube.limits import (
+    CONTROL_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    HANDLES_PER_CONNECTION_MAX,
+    PUBLISH_CREDIT_BYTES,
+    RECEIVE_BUFFER_BYTES,
+    RECEIVE_BUFFER_BYTES_FIRST,
+)
 
 
 class Opened(ABC):
@@ -714,6 +721,41 @@ class Session(Timers):
                 opened.on_handle_closed(error)
         else:
             raise error
+
+
+class Received:
+    """Bytes that a socket has received for a session; frames are read in place.
+
+    The buffer grows when a read fills it, and holds the whole of a large frame while that comes.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES_FIRST)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    def _take(self, count: int) -> None:
+        """Hand ``count`` bytes more to the session; raise as its received() does."""
+        self._end += count
+        start = self._start = self.session.received(self._view, self._start, self._end)
+        if start == self._end:
+            full = self._end == len(self._buffer) < RECEIVE_BUFFER_BYTES
+            self._start = self._end = 0
+            if full or len(self._buffer) > RECEIVE_BUFFER_BYTES:
+                self._resize(RECEIVE_BUFFER_BYTES)
+        elif start + self.session.wanted > len(self._buffer) or self._end == len(self._buffer):
+            self._resize(min(max(self.session.wanted, RECEIVE_BUFFER_BYTES), FRAME_BYTES_MAX))
+
+    def _resize(self, size: int) -> None:
+        """Move the incomplete frame to the front of a buffer that can hold all of it."""
+        rest = bytes(self._view[self._start : self._end])
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+            self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
 
 
 def _after_fork_in_child() -> None:

@@ -33,31 +33,23 @@ if TYPE_CHECKING:
     from danube.errors import DanubeError as DanubeError
 
 # Imported on first use: `import danube` alone, as the command line does it, stays cheap.
-_MODULE_BY_NAME = {
-    "Ack": "danube.client.machine.ack",
-    "Batch": "danube.client.records.message",
-    "Client": "danube.client.aio.client",
-    "Consumer": "danube.client.aio.consumer",
-    "DanubeError": "danube.errors",
-    "FailurePolicy": "danube.core.partition.policy",
-    "Message": "danube.client.records.message",
-    "Producer": "danube.client.aio.producer",
-    "Schema": "danube.client.typed.models",
-    "SchemaCheck": "danube.client.machine.schema_plans",
-    "SchemaDiff": "danube.client.machine.schema_plans",
-    "SchemaVersion": "danube.client.machine.schema_plans",
-    "SubscriptionInfo": "danube.client.machine.admin",
-    "TlsOptions": "danube.client.machine.tls",
-    "TopicDescription": "danube.client.machine.admin",
-    "TopicInfo": "danube.client.machine.admin",
-    "TopicSchema": "danube.client.machine.schema_plans",
-    "TypedConsumer": "danube.client.aio.typed",
-    "TypedProducer": "danube.client.aio.typed",
-    "Violation": "danube.client.machine.schema_plans",
-    "connect": "danube.client.aio.client",
-    "load_kernels": "danube.client.aio.client",
-    "violations_of": "danube.client.machine.schema_plans",
-}
+_NAMES_BY_MODULE = {
+    "danube.client.aio.client": ("Client", "connect", "load_kernels"),
+    "danube.client.aio.consumer": ("Consumer",),
+    "danube.client.aio.producer": ("Producer",),
+    "danube.client.aio.typed": ("TypedConsumer", "TypedProducer"),
+    "danube.client.machine.ack": ("Ack",),
+    "danube.client.machine.admin": ("SubscriptionInfo", "TopicDescription", "TopicInfo"),
+    "danube.client.machine.schema_plans": (
+        "SchemaCheck", "SchemaDiff", "SchemaVersion", "TopicSchema", "Violation", "violations_of",
+    ),
+    "danube.client.machine.tls": ("TlsOptions",),
+    "danube.client.records.message": ("Batch", "Message"),
+    "danube.client.typed.models": ("Schema",),
+    "danube.core.partition.policy": ("FailurePolicy",),
+    "danube.errors": ("DanubeError",),
+}  # fmt: skip
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = [
     "Ack",

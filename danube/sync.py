@@ -9,18 +9,10 @@ Plain sockets; safe to use from several threads; works under gevent's monkey pat
 
 from __future__ import annotations
 
-from danube.client.blocking.client import (
-    Admin,
-    Batch,
-    Client,
-    Consumer,
-    Message,
-    Producer,
-    Schemas,
-    TypedConsumer,
-    TypedProducer,
-    connect,
-)
+from danube.client.blocking.client import Admin, Client, Schemas, connect
+from danube.client.blocking.consumer import Batch, Consumer, Message
+from danube.client.blocking.producer import Producer
+from danube.client.blocking.typed import TypedConsumer, TypedProducer
 
 __all__ = [
     "Admin",

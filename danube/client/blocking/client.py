@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from danube.client.blocking.connection import BlockingConnection
-from danube.client.blocking.consumer import Batch, Consumer, Message
+from danube.client.blocking.consumer import Consumer
 from danube.client.blocking.contexts import Context
 from danube.client.blocking.producer import Producer
 from danube.client.blocking.typed import TypedConsumer, TypedProducer
@@ -172,16 +172,3 @@ class Client(BaseClient[BlockingConnection], Context):
 
 
 connect = Client
-
-__all__ = [
-    "Admin",
-    "Batch",
-    "Client",
-    "Consumer",
-    "Message",
-    "Producer",
-    "Schemas",
-    "TypedConsumer",
-    "TypedProducer",
-    "connect",
-]

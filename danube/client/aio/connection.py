@@ -359,34 +359,28 @@ class Connection:
                         raise closed_early(address, link.reason, self._tls)
                     await asyncio.wait([link.lost, self._welcome()], return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            link.abort(
-                ConnectionFailed(f"the broker at {address} did not greet", hint="is this the native port?")
+            silent = ConnectionFailed(
+                f"the broker at {address} did not greet", hint="is this the native port?"
             )
-            raise link.reason or ConnectionFailed(str(address)) from None
+            link.abort(silent)
+            raise silent from None
         except asyncio.CancelledError:
             link.abort(ConnectionFailed("connecting was cancelled"))
             raise
 
     async def _linked(self, address: Address) -> Link:
+        """Dial; never by the Unix socket of this host for TLS, where the certificates of both sides count."""
         tls = self._tls
-        if tls is not None:
-            return await self._linked_by_tls(address, tls)
-        link = Link(self.session)
-        near = local_socket.dial(*address)
+        link = Link(self.session, secure=tls is not None)
+        near = local_socket.dial(*address) if tls is None else None
         if near is not None:
             await self._loop.create_unix_connection(lambda: link, sock=near)
-        else:
-            await self._loop.create_connection(lambda: link, *address, family=socket.AF_UNSPEC)
-        return link
-
-    async def _linked_by_tls(self, address: Address, tls: ClientTls) -> Link:
-        """Never by the Unix socket of this host: the certificates of both sides are wanted."""
-        link = Link(self.session, secure=True)
-        name = tls.server_name(address.host)
-        await self._loop.create_connection(
-            lambda: link, *address, family=socket.AF_UNSPEC, ssl=tls.context(), server_hostname=name
-        )
-        if link.transport is not None:
+            return link
+        secure: dict[str, Any] = {}
+        if tls is not None:
+            secure = {"ssl": tls.context(), "server_hostname": tls.server_name(address.host)}
+        await self._loop.create_connection(lambda: link, *address, family=socket.AF_UNSPEC, **secure)
+        if tls is not None and link.transport is not None:
             try:
                 tls.check(link.transport.get_extra_info("ssl_object"), address.host)
             except ConnectionFailed as error:

@@ -11,7 +11,6 @@ from danube.client.aio.contexts import Context
 from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import Batch, Message
-from danube.errors import InvalidArgument
 
 
 class _Messages:
@@ -76,8 +75,6 @@ class Consumer(ConsumerHandle[Connection, Message, Batch], Context):
         With ``max_wait`` (seconds) a batch is handed out when it is full or its first record has
         waited so long; without, as soon as there is one, and nothing is copied to join deliveries.
         """
-        if max_records is not None and max_records < 1:
-            raise InvalidArgument(f"max_records must be at least 1, not {max_records}")
         inbox = self._box
         inbox.begin_batches(max_records)
         wait_ns = int((max_wait or 0) * 1e9)

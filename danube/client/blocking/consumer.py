@@ -13,7 +13,6 @@ from danube.client.machine.reply import Plan
 from danube.client.records.handles import ConsumerHandle
 from danube.client.records.inbox import Inbox
 from danube.client.records.message import BaseBatch, BaseMessage, Delivered
-from danube.errors import InvalidArgument
 
 
 class Locked(Delivered):
@@ -113,8 +112,6 @@ class Consumer(ConsumerHandle[BlockingConnection, Message, Batch], Context):
         With ``max_wait`` (seconds) a batch is handed out when it is full or its first record has
         waited so long; without, as soon as there is one, and nothing is copied to join deliveries.
         """
-        if max_records is not None and max_records < 1:
-            raise InvalidArgument(f"max_records must be at least 1, not {max_records}")
         inbox, connection = self._box, self._connection
         with connection.lock:
             inbox.begin_batches(max_records)

@@ -18,18 +18,18 @@ from typing import Any, Final, Self
 
 from danube.client.blocking.client import Client
 from danube.client.blocking.contexts import Context
-from danube.client.machine.admin import ends_of, view_of
+from danube.client.machine.admin import ends_of
 from danube.client.machine.numbered import NumberedPartition, check_round
 from danube.client.machine.publishing import Outgoing
-from danube.client.machine.reply import Plan, Reply, all_settled
+from danube.client.machine.reply import Reply, all_settled
 from danube.client.records.outbox import IN_FLIGHT_BYTES
 from danube.client.records.records import compression_of
+from danube.client.records.setup import find_topic
 from danube.core.batch.columns import encode
 from danube.core.batch.row_mark import RowMark
 from danube.core.partition.policy import Durability
 from danube.core.protocol import native as wire
-from danube.core.protocol.native import Kind
-from danube.errors import ClosedError, InvalidArgument, OperationTimeout, PolicyMismatch
+from danube.errors import ClosedError, InvalidArgument, OperationTimeout
 from danube.host.clock import wall_us
 from danube.ids import check_label, check_topic_name
 
@@ -80,19 +80,10 @@ class NumberedProducer(Context):
 
     def open(self) -> Self:
         """Find or make the topic; done by ``with``."""
-        view = view_of(self._client._live.run(self._look_up()))
-        if self._lookup.reliable is not None and view.reliable != self._lookup.reliable:
-            raise PolicyMismatch(
-                f"topic {view.topic} is {'reliable' if view.reliable else 'not reliable'}",
-                why=f"reliable={self._lookup.reliable} was asked for",
-                hint="leave reliable out to take the topic as it is",
-            )
+        view = self._client._live.run(find_topic(self._client._session, self._lookup))
         self._names, self._topic_id = list(view.partitions), view.topic_id
         self.reliable = view.reliable
         return self
-
-    def _look_up(self) -> Plan[Any]:
-        return (yield self._client._session.request(Kind.LOOKUP, self._lookup))
 
     @property
     def client(self) -> Client:

@@ -404,7 +404,7 @@ class PartitionProducer(Opened):
         super()._go_to(session)
         if self._expiry is not None:
             self._expiry.cancel()
-            self._expire_at(session)
+            self._set_expiry()
 
     def _give_up_handle(self) -> None:
         """Forget the handle and the correlations of its batches: none of them will be answered any more."""
@@ -499,12 +499,12 @@ class PartitionProducer(Opened):
                 self._queue.remove(outgoing)
                 refusal = self._refusal if self._state is State.RESTING else None
                 self._settle(outgoing, None, refusal or self.timed_out("it was not sent"))
-        self._expire_at(self.session)
+        self._set_expiry()
 
-    def _expire_at(self, session: Session) -> None:
+    def _set_expiry(self) -> None:
         """Set the timer of the batch that must be answered first."""
         waiting = [one.deadline_ns for one in self.unanswered() if not one.settled]
-        self._expiry = session.call_at(min(waiting), self._expire) if waiting else None
+        self._expiry = self.session.call_at(min(waiting), self._expire) if waiting else None
 
     def timed_out(self, why: str) -> OperationTimeout:
         """The error of records that took too long."""

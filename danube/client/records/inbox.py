@@ -11,7 +11,7 @@ from danube.client.machine.received import Part
 from danube.client.machine.reply import Reply, settled_reply
 from danube.client.machine.subscribing import CLOSE_TIMEOUT_NS, PartitionConsumer
 from danube.client.records.message import BaseBatch, BaseMessage, messages_of
-from danube.errors import ClosedError, DanubeError, OperationTimeout
+from danube.errors import ClosedError, DanubeError, InvalidArgument, OperationTimeout
 from danube.limits import MIB
 
 BATCH_BYTES_SOFT: Final = 1 * MIB  # deliveries that wait are handed out together up to this size
@@ -160,6 +160,8 @@ class Inbox(Generic[M, B]):
 
     def begin_batches(self, records_max: int | None) -> None:
         """Change to batches, beginning with the rest of ``messages``."""
+        if records_max is not None and records_max < 1:
+            raise InvalidArgument(f"max_records must be at least 1, not {records_max}")
         self._set_current_aside()
         if records_max is not None:
             for partition in self.partitions:

@@ -136,16 +136,22 @@ def consumer_options(
     return made
 
 
+def find_topic(session: Session, lookup: wire.Lookup) -> Plan[wire.TopicView]:
+    """Find or make a topic; raise PolicyMismatch where it is not as reliable as was asked for."""
+    view = view_of((yield session.request(Kind.LOOKUP, lookup)))
+    if lookup.reliable is not None and view.reliable != lookup.reliable:
+        raise PolicyMismatch(
+            f"topic {view.topic} is {'reliable' if view.reliable else 'not reliable'}",
+            why=f"the producer asked for reliable={lookup.reliable}",
+            hint="leave reliable out to take the topic as it is",
+        )
+    return view
+
+
 def open_producer(session: Session, options: ProducerOptions) -> Plan[Outbox]:
     """Find or make the topic, open a producer of each partition, and put an outbox before them."""
     lookup = wire.Lookup(options.topic, True, options.partitions, options.reliable, options.durability or "")
-    view = view_of((yield session.request(Kind.LOOKUP, lookup)))
-    if options.reliable is not None and view.reliable != options.reliable:
-        raise PolicyMismatch(
-            f"topic {view.topic} is {'reliable' if view.reliable else 'not reliable'}",
-            why=f"the producer asked for reliable={options.reliable}",
-            hint="leave reliable out to take the topic as it is",
-        )
+    view = yield from find_topic(session, lookup)
     session.brokers.learn(view)
     partitions = [
         PartitionProducer(
@@ -166,7 +172,7 @@ def open_consumer(
     session: Session, options: ConsumerOptions, message_cls: Callable[..., Any], batch_cls: Callable[..., Any]
 ) -> Plan[Inbox[Any, Any]]:
     """Find the topic, subscribe to each partition, and merge them in an inbox."""
-    view = view_of((yield session.request(Kind.LOOKUP, wire.Lookup(options.topic))))
+    view = yield from find_topic(session, wire.Lookup(options.topic))
     size_bytes = max(options.prefetch_bytes // len(view.partitions), PREFETCH_BYTES_MIN)
     size_bytes = min(size_bytes, options.prefetch_bytes)
     fixed = options.prefetch_records

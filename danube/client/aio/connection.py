@@ -417,12 +417,7 @@ class Connection:
     async def _dial_until_connected(self) -> None:
         last: DanubeError | None = None
         while True:
-            try:
-                pause_ns = self.session.backoff_ns()
-            except ConnectionFailed as error:
-                error.why = str(last) if last is not None else error.why
-                raise
-            await asyncio.sleep(pause_ns / 1e9)
+            await asyncio.sleep(self.session.backoff_ns(last) / 1e9)
             self.session.check_usable()
             try:
                 await self._connect()

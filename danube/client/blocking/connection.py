@@ -473,9 +473,8 @@ class BlockingConnection:
             raise session.failure.with_traceback(None)
         if self._dial_at_ns == 0:
             try:
-                self._dial_at_ns = session.now_ns() + session.backoff_ns()
+                self._dial_at_ns = session.now_ns() + session.backoff_ns(self._dial_failure)
             except ConnectionFailed as error:
-                error.why = str(self._dial_failure) if self._dial_failure is not None else error.why
                 session.fail(error)
                 return 0.0
         pause_s = (self._dial_at_ns - session.now_ns()) / 1e9

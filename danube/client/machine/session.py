@@ -372,13 +372,16 @@ class Session(Timers):
     def has_output(self) -> bool:
         return bool(self._output or self._dirty)
 
-    def backoff_ns(self) -> int:
-        """Return the wait before the next attempt to connect; raises when the time for attempts is over."""
+    def backoff_ns(self, last: DanubeError | None = None) -> int:
+        """Return the wait before the next attempt to connect; raises when the time for attempts is over.
+
+        ``last`` is why the last attempt failed.
+        """
         waited_ns = self.now_ns() - self._lost_since_ns if self._lost_since_ns >= 0 else 0
         if self._reconnect_timeout_ns is not None and waited_ns >= self._reconnect_timeout_ns:
             raise ConnectionFailed(
                 f"the broker was not reached again for {waited_ns / 1e9:.0f} s",
-                why="reconnect_timeout has passed",
+                why="reconnect_timeout has passed" if last is None else str(last),
                 hint="check the broker, then make a new client",
             )
         self._attempts += 1

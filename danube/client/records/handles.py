@@ -21,12 +21,7 @@ from danube.client.machine.tls import TlsOptions, tls_of
 from danube.client.records.inbox import CLOSE_WAIT_S, Inbox
 from danube.client.records.message import BaseBatch, BaseMessage
 from danube.client.records.outbox import Outbox, ProducerOptions, raise_first
-from danube.client.records.setup import (
-    ConsumerOptions,
-    open_consumer,
-    open_producer,
-    seconds_as_ns,
-)
+from danube.client.records.setup import ConsumerOptions, open_consumer, open_producer, seconds_as_ns
 from danube.client.records.tokens import Token, token_source
 from danube.errors import ClosedError, DanubeError, OperationTimeout
 from danube.host.allocator import keep_large_blocks
@@ -37,13 +32,9 @@ class _Connected(Protocol):
     def session(self) -> Session: ...
 
 
-class _Closing(Protocol):
-    def close(self) -> Any: ...
-
-
 Shell = TypeVar("Shell", bound=_Connected)
 Options = TypeVar("Options", bound=ProducerOptions | ConsumerOptions)
-Box = TypeVar("Box", bound=_Closing)
+Box = TypeVar("Box", bound=Outbox | Inbox[Any, Any])
 Made = TypeVar("Made", bound="Handle[Any, Any, Any]")
 M = TypeVar("M", bound=BaseMessage)
 B = TypeVar("B", bound=BaseBatch)
@@ -53,7 +44,6 @@ class BaseClient(Generic[Shell]):
     """A client of either kind: its session, its open producers and consumers, and administration."""
 
     _connection: Shell  # from open() on
-
     _called: ClassVar[str]  # in repr()
     _use: ClassVar[str]  # example of its use, for an error's hint
     _admin_cls: type[Any]
@@ -122,7 +112,7 @@ class BaseClient(Generic[Shell]):
         """Make a producer or consumer, of values where there is a schema."""
         one = plain(self._live, options) if schema is None else typed(self._live, options, schema)
         self._open[one] = None
-        one.when_closed = lambda: self._open.pop(one, None)
+        one._when_closed = lambda: self._open.pop(one, None)
         return one
 
     @property
@@ -152,7 +142,7 @@ class Handle(ABC, Generic[Shell, Options, Box]):
     def __init__(self, connection: Shell, options: Options) -> None:
         self._connection = connection
         self._options = options
-        self.when_closed: Callable[[], Any] = nothing
+        self._when_closed: Callable[[], Any] = nothing
         self._open_box: Box | None = None
         self._closed = False
 
@@ -197,7 +187,7 @@ class Handle(ABC, Generic[Shell, Options, Box]):
         """Be closed from now on; return the box that is to be closed."""
         box, self._open_box = self._open_box, None
         self._closed = True
-        self.when_closed()
+        self._when_closed()
         return box
 
     def _within(self, reply: Reply, timeout_s: float | None, what: str) -> Reply:

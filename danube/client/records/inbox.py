@@ -170,17 +170,15 @@ class Inbox(Generic[M, B]):
     def _set_current_aside(self) -> None:
         """Put the rest of ``messages`` in front of its partition's other records."""
         message: Any = next(chain(self.messages, self._coming), None)
-        if message is not None and self._current is not None:
+        partition = self._current
+        if message is not None and partition is not None:
             batch = message._source.batch
-            self._put_rest(self._current, Part(batch, message._index, batch.record_count))
+            self._rest[partition] = Part(batch, message._index, batch.record_count)
+            if partition not in self._ready_since_ns:
+                self._ready.appendleft(partition)
+                self._ready_since_ns[partition] = partition.session.now_ns()
         self._current = None
         self.messages = self._coming = iter(())
-
-    def _put_rest(self, partition: PartitionConsumer, part: Part) -> None:
-        self._rest[partition] = part
-        if partition not in self._ready_since_ns:
-            self._ready.appendleft(partition)
-            self._ready_since_ns[partition] = partition.session.now_ns()
 
     def next_batch(self, records_max: int | None, wait_ns: int) -> tuple[B | None, int | None]:
         """Return the next batch that is full or has waited long enough, else (None, time of the next)."""

@@ -75,7 +75,7 @@ def test_what_is_open_is_closed_with_the_client_in_order(fake: FakeBroker) -> No
     assert list(client._open) == kept
     closed = []
     for one in kept:
-        one.when_closed = lambda one=one: closed.append(one)  # type: ignore[misc]
+        one._when_closed = lambda one=one: closed.append(one)  # type: ignore[misc]
     client.close()
     assert closed == kept
 

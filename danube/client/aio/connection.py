@@ -86,9 +86,6 @@ class Link(Received, asyncio.BufferedProtocol):
         if self.socket is not None and self.socket.fileno() >= 0:
             let_go(self.socket.fileno())
 
-    def eof_received(self) -> bool:
-        return False
-
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
         if error is not None and self.reason is None and not self._secure:

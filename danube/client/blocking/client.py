@@ -17,7 +17,7 @@ from danube.client.records.setup import (
     consumer_options,
     producer_options,
 )
-from danube.client.typed.models import Schema
+from danube.client.typed.models import AvroSchema, Model
 from danube.errors import ClosedError, DanubeError
 
 T = TypeVar("T")
@@ -62,31 +62,16 @@ class Client(BaseClient[BlockingConnection], Context):
 
     @overload
     def producer(
-        self,
-        topic: str,
-        name: str | None = None,
-        *,
-        schema: type[T] | Schema[T],
-        **options: Unpack[ProducerKeywords],
+        self, topic: str, name: str | None = None, *, schema: Model[T], **options: Unpack[ProducerKeywords]
     ) -> TypedProducer[T]: ...
 
     @overload
     def producer(
-        self,
-        topic: str,
-        name: str | None = None,
-        *,
-        schema: dict[str, Any] | str,
-        **options: Unpack[ProducerKeywords],
+        self, topic: str, name: str | None = None, *, schema: AvroSchema, **options: Unpack[ProducerKeywords]
     ) -> TypedProducer[Any]: ...
 
     def producer(
-        self,
-        topic: str,
-        name: str | None = None,
-        *,
-        schema: Any = None,
-        **options: Unpack[ProducerKeywords],
+        self, topic: str, name: str | None = None, *, schema: Any = None, **options: Unpack[ProducerKeywords]
     ) -> Producer | TypedProducer[Any]:
         """A producer of ``topic``, to be used in ``with``; the topic is made when it is missing.
 
@@ -113,7 +98,7 @@ class Client(BaseClient[BlockingConnection], Context):
         subscription: str,
         mode: str = "shared",
         *,
-        schema: type[T] | Schema[T],
+        schema: Model[T],
         **options: Unpack[ConsumerKeywords],
     ) -> TypedConsumer[T]: ...
 
@@ -124,7 +109,7 @@ class Client(BaseClient[BlockingConnection], Context):
         subscription: str,
         mode: str = "shared",
         *,
-        schema: dict[str, Any] | str,
+        schema: AvroSchema,
         **options: Unpack[ConsumerKeywords],
     ) -> TypedConsumer[Any]: ...
 

@@ -236,10 +236,6 @@ _telemetry = events("client")
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-def _no_token() -> str:
-    return ""
-
-
 class Session(Timers):
     """One client's state with one broker over all its connections, of which there is one at a time."""
 
@@ -247,7 +243,7 @@ class Session(Timers):
         self,
         *,
         client: str = "",
-        token: Callable[[], str] = _no_token,
+        token: Callable[[], str] = lambda: "",
         plaintext_token: bool = False,
         reconnect_timeout_ns: int | None = 60_000_000_000,
         request_timeout_ns: int = 30_000_000_000,

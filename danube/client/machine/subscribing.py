@@ -268,17 +268,12 @@ class PartitionConsumer(Opened):
         if self._acked:
             ranges += ranges_of(np.array(self._acked, np.int64))
             self._acked = []
-        ranges.sort()
         merged: list[tuple[int, int]] = []
-        last_start, last_end = ranges[0] if ranges else (0, 0)
-        for start, end in ranges[1:]:
-            if start <= last_end:
-                last_end = max(end, last_end)
+        for start, end in sorted(ranges):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
-                merged.append((last_start, last_end))
-                last_start, last_end = start, end
-        if ranges:
-            merged.append((last_start, last_end))
+                merged.append((start, end))
         self._acked_ranges = merged
         if len(merged) >= ACKED_OFFSETS_MAX and self._subscribed:
             self._write_ranges()

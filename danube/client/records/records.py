@@ -104,10 +104,8 @@ def pick(values: Any, chosen: list[int] | None) -> Any:
         return values
     if isinstance(values, list | range):
         return [values[chosen[0]]] if len(chosen) == 1 else list(itemgetter(*chosen)(values))
-    return values[chosen] if isinstance(values, np.ndarray) else _take_arrow(values, chosen)
-
-
-def _take_arrow(values: Any, chosen: list[int]) -> Any:
+    if isinstance(values, np.ndarray):
+        return values[chosen]
     import pyarrow
 
     return values.take(pyarrow.array(chosen))

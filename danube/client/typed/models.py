@@ -90,6 +90,10 @@ class Schema(Generic[T]):
         return f"<Schema {getattr(what, '__name__', what)!s} subject={self.subject!r} version={self.version}>"
 
 
+Model = type[T] | Schema[T]  # what ``schema=`` takes and type checkers can read
+AvroSchema = dict[str, Any] | str
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """Values to payloads and back.

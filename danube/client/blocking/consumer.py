@@ -54,6 +54,12 @@ class Locked(Delivered):
 class Message(Locked, BaseMessage, eq=False):
     """A message of the blocking client; ``with message:`` acks on success, nacks on an error."""
 
+    def ack_nowait(self) -> None:
+        """Acknowledge like ack()."""
+        partition = self._source.partition
+        with partition.shell.lock:
+            partition.ack(self.offset)
+
 
 class Batch(Locked, BaseBatch):
     """A batch of the blocking client; ``with batch:`` acks on success, nacks on an error."""

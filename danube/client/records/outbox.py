@@ -84,13 +84,8 @@ class Part(NamedTuple):
 
     @property
     def places(self) -> Sequence[int]:
-        return _places(self.start, self.stop, self.chosen)
-
-
-def _places(start: int, stop: int, chosen: list[int] | None) -> Sequence[int]:
-    places = range(start, stop)
-    found: Sequence[int] = places if chosen is None else pick(places, chosen)
-    return found
+        found: Sequence[int] = pick(range(self.start, self.stop), self.chosen)
+        return found
 
 
 def acks_of(sent: list[Part], refused: DanubeError | None = None) -> list[Ack]:
@@ -371,7 +366,7 @@ class Outbox:
                         pick(chunk_attributes, chosen),
                     )
                 except DanubeError as error:
-                    raise renumbered(error, _places(start, stop, chosen)) from None
+                    raise renumbered(error, pick(range(start, stop), chosen)) from None
                 yield Part(outgoing, start, stop, chosen, stop < count or number < len(shares))
             start = stop
 

@@ -94,7 +94,7 @@ def listing(known: Sequence[Product]) -> str:
                 lines.append(f"    skipped: {reason}")
                 continue
             for client in product.clients(setting):
-                its = [name for name in WORKLOADS if (name == "lone") is getattr(client, "lone", False)]
+                its = [name for name in WORKLOADS if (name == "lone") is client.lone]
                 reasons = {name: client.missing(setting, name) for name in its}
                 can = ", ".join(name for name, why in reasons.items() if not why)
                 lines.append(f"    {client.name}: {can or 'nothing'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ from typing import Any
 
 from perf.compare import places
 from perf.compare.model import TURN_TIMEOUT_S, Failed, Level, Running, Setting, Spent, Turn, Work
-from perf.compare.processes import Finished, cpu_seconds, run
+from perf.compare.processes import Tool as Process
+from perf.compare.processes import cpu_seconds
 from perf.turns import per_second, seconds
 from tests.child_process import Child
 
@@ -49,24 +51,29 @@ def rate_turn(found: dict[str, Any], spent: Spent) -> Turn:
     return Turn(rate=per_second(found), seconds=seconds(found), records=found["records"], spent=spent)
 
 
+def unstored(setting: Setting, workload: str) -> str:
+    """Why nothing of this setting can be replayed; empty for other workloads and where it can."""
+    return UNSTORED if workload == "replay" and setting.level is Level.TAKEN else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scripted:
     """Publish, one at a time, end to end and replay through the roles of ``clients/roles.py``."""
 
-    kind = "python"
-
-    def __init__(self, name: str, script: str, package: str, no_replay: str = "") -> None:
-        self.name = name
-        self.script = f"perf/compare/clients/{script}"
-        self._package = package
-        self._no_replay = no_replay
+    name: str
+    script: str  # of ``clients``
+    package: str = ""  # of the Python of the peers' clients; without one the script runs in this Python
+    cannot: Mapping[str, str] = field(default_factory=dict)  # workload: why
+    told: Mapping[str, object] = field(default_factory=dict)  # options of this client alone
+    prefix: str = ""  # of its topics
+    kind: str = "python"
+    lone: bool = False
 
     def missing(self, setting: Setting, workload: str) -> str:
-        if workload == "replay" and (self._no_replay or setting.level is Level.TAKEN):
-            return self._no_replay or UNSTORED
-        return self.not_installed()
+        return self.cannot.get(workload) or unstored(setting, workload) or self.not_installed()
 
     def not_installed(self) -> str:
-        return places.no_package(self._package)
+        return places.no_package(self.package) if self.package else ""
 
     def turn(self, running: Running, work: Work) -> Turn:
         ways: dict[str, Callable[[Running, Work, ExitStack], Turn]] = {
@@ -79,14 +86,16 @@ class Scripted:
     def options(self, running: Running, work: Work) -> dict[str, Any]:
         """What every role is told."""
         return {
-            **running.address, "topic": work.topic, "size": work.size, "rate": work.rate,
-            "level": running.setting.level.label, "record_count": work.count,
+            **running.address, **self.told, "topic": self.prefix + work.topic, "size": work.size,
+            "rate": work.rate, "level": running.setting.level.label, "record_count": work.count,
             "warm_count": max(1, int(work.count * WARM_SECONDS_WORTH)),
         }  # fmt: skip
 
     def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
         """A process with one role, not started yet."""
-        return Child(self.script, role, self.options(running, work) | more, places.peers_python())
+        python = places.peers_python() if self.package else [sys.executable]
+        script = f"perf/compare/clients/{self.script}"
+        return Child(script, role, self.options(running, work) | more, python)
 
     def create(self, running: Running, work: Work, stack: ExitStack) -> None:
         """Make the topic of this turn and have it deleted after it."""
@@ -109,11 +118,8 @@ class Scripted:
 
     def _latency(self, running: Running, work: Work, stack: ExitStack) -> Turn:
         self.create(running, work, stack)
-        child = self._ready("ack_latency", running, work, stack)
-        started = time.monotonic()
-        found, spent = self._timed(child, running)
-        lasted_s = float(found.get("seconds") or time.monotonic() - started)
-        count = found["count"]
+        found, spent = self._timed(self._ready("ack_latency", running, work, stack), running)
+        count, lasted_s = found["count"], found["seconds"]
         return Turn(
             rate=count / lasted_s, seconds=lasted_s, records=count, p50_us=found["p50_us"],
             p99_us=found["p99_us"], spent=spent,
@@ -174,15 +180,6 @@ def number(pattern: str, printed: str) -> float:
     return float(str(found[-1]).replace(",", ""))
 
 
-def spend(
-    running: Running, command: Sequence[str], environment: Mapping[str, str] | None = None
-) -> tuple[Finished, Spent]:
-    """Run a tool; what it printed, and the CPU time of it and of the server."""
-    before = cpu_seconds(running.pids())
-    finished = run(command, running.directory, environment, TURN_TIMEOUT_S)
-    return finished, Spent(server=cpu_seconds(running.pids()) - before, client=finished.cpu_seconds)
-
-
 def steady(rate: float, work: Work, spent: Spent) -> Turn:
     """A turn of ``work.count`` records at the rate that a tool printed; Failed when that is none."""
     if rate <= 0:
@@ -192,21 +189,27 @@ def steady(rate: float, work: Work, spent: Spent) -> Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A benchmark tool as data: where it is, its command line, how its result is read, what it cannot do."""
+    """A benchmark tool as data: where it is, its command line, how its result is read, what it cannot do.
+
+    ``topics`` is the Python client that makes and deletes its topics; ``after`` is done behind a turn.
+    ``lone`` measures the workload of that name and nothing else.
+    """
 
     name: str
     needs: places.Needed
     command: Callable[[Running, Work], Sequence[str]]
     read: Callable[[str, Running, Work, Spent], Turn]
     cannot: Mapping[str, str] = field(default_factory=dict)  # workload: why
-    lacks: Callable[[Setting, str], str] = lambda setting, workload: ""
+    lacks: Callable[[], str] = lambda: ""
     environment: Mapping[str, str] | None = None
-    topics: Scripted | None = None  # the Python client that makes and deletes its topics
+    topics: Scripted | None = None
     after: Callable[[Running, Work], object] | None = None
     kind: str = "tool"
+    lone: bool = False
 
     def missing(self, setting: Setting, workload: str) -> str:
-        reason = self.cannot.get(workload) or self.needs.missing() or self.lacks(setting, workload)
+        reason = self.cannot.get(workload) or unstored(setting, workload) or self.needs.missing()
+        reason = reason or self.lacks()
         if not reason and self.topics is not None and (absent := self.topics.not_installed()):
             return f"its topics are made by the Python client: {absent}"
         return reason
@@ -219,5 +222,11 @@ class Tool:
                 work = replace(work, count=min(work.count, self.topics.stored(running, work)))
             elif self.topics is not None:
                 self.topics.create(running, work, stack)
-            finished, spent = spend(running, self.command(running, work), self.environment)
+            return self.measured(running, work)
+
+    def measured(self, running: Running, work: Work) -> Turn:
+        """Run it; what it printed, with its CPU time and the server's."""
+        before = cpu_seconds(running.pids())
+        finished = Process(self.command(running, work), running.directory, self.environment).finish()
+        spent = Spent(server=cpu_seconds(running.pids()) - before, client=finished.cpu_seconds)
         return self.read(finished.output, running, work, spent)

@@ -14,42 +14,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 10.0
 
 
-def below(pid: int) -> list[int]:
-    """Descendants of ``pid``."""
-    found, queue = [], [pid]
-    while queue:
-        parent = queue.pop()
-        try:
-            tasks = list(Path(f"/proc/{parent}/task").iterdir())
-            children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        found += children
-        queue += children
-    return found
-
-
 def end(server: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server, SIGKILL to what is left after the grace."""
+    """SIGTERM to the server, SIGKILL to what is left after the grace; whose parent is gone is the guard's."""
     if server.poll() is None:
         server.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             server.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-    deadline = time.monotonic() + GRACE_S
+    own, deadline = os.getpid(), time.monotonic() + GRACE_S
     while time.monotonic() < deadline:
-        for pid in below(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        for pid in Path(f"/proc/{own}/task/{own}/children").read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

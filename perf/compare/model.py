@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -33,7 +33,7 @@ class Level(IntEnum):
 
     @property
     def label(self) -> str:
-        return self.name.lower().replace("_", " ") if self else "taken"
+        return self.name.lower().replace("_", " ")
 
 
 MEANINGS = {
@@ -111,32 +111,45 @@ class Work:
 class Running:
     """A started server of one setting.
 
-    ``address`` is what clients are told, as options of their own; ``stored`` is how many records each
-    topic for replays holds.
+    ``pids`` are those of its process tree; ``address`` is what clients are told, as options of their own;
+    ``stored`` is how many records each topic for replays holds.
     """
 
     setting: Setting
     directory: Path
-    server: Any  # with pids() of its process tree, and stop()
-    address: dict[str, object]
+    pids: Callable[[], list[int]]
+    stop: Callable[[], None]
+    address: Mapping[str, object]
     stored: dict[str, int] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=itertools.count)
-
-    def pids(self) -> list[int]:
-        return self.server.pids()
 
     def next_name(self) -> str:
         """A name for a reader whose place is kept, that was never used."""
         return f"reader{next(self.numbers)}"
 
-    def stop(self) -> None:
-        self.server.stop()
 
-
-# A product has name, ours, settings, stored_max (records stored in a moment), clients(setting),
-# missing(setting) (why it cannot run here, or ""), version() and start(setting, directory) -> Running.
 # A client has name, kind (python or tool), missing(setting, workload) and turn(running, work) -> Turn.
-Product = Client = Any
+Client = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A broker: its settings, how one is started, and what drives it at which level.
+
+    ``missing`` says why a setting cannot run here, or nothing; ``stored_max`` records are stored in a moment.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+    start: Callable[[Setting, Path], Running]
+    drivers: Mapping[Level, tuple[Client, ...]]
+    version: Callable[[], str]
+    missing: Callable[[Setting], str]
+    stored_max: int = 2_000_000
+    ours: bool = False
+
+    def clients(self, setting: Setting) -> tuple[Client, ...]:
+        return self.drivers[setting.level]
 
 
 # -- figures ------------------------------------------------------------------------------------------

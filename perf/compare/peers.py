@@ -12,21 +12,19 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from perf.compare.driving import UNSTORED, Scripted, Tool, number, spend, steady
-from perf.compare.model import TURN_TIMEOUT_S, Client, Failed, Level, Running, Setting, Spent, Turn, Work
-from perf.compare.places import Jars, Needed, Program
-from perf.compare.processes import Tool as Started
-from perf.compare.processes import cpu_seconds, listens, run, started
+from perf.compare.driving import Scripted, Tool, number, steady
+from perf.compare.model import Failed, Level, Product, Running, Setting, Spent, Turn, Work
+from perf.compare.places import Jars, Program
+from perf.compare.processes import Server, cpu_seconds, listens
+from perf.compare.processes import Tool as Process
 from perf.grpc_door import WARM, built
 from perf.turns import Skipped
 from tests.broker_process import free_port
-from tests.child_process import Child
 
 MIB = 1 << 20
-UNKNOWN = "of unknown version"
 
 
 def window(work: Work, most: int, bytes_max: int) -> int:
@@ -34,47 +32,22 @@ def window(work: Work, most: int, bytes_max: int) -> int:
     return max(1, min(most, bytes_max // work.size, work.count))
 
 
-@dataclass(kw_only=True)
-class Launch:
-    """A server's command and where it listens; ``check`` raises Failed when it is not what was asked for."""
-
-    command: Sequence[str]
-    ports: Sequence[int]
-    address: dict[str, object]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[], None] = lambda: None
-
-
-@dataclass(kw_only=True)
-class Peer:
-    """A broker of somebody else."""
-
-    name: str
-    server: Needed
-    settings: tuple[Setting, ...]
-    drivers: Mapping[Level, tuple[Client, ...]] | tuple[Client, ...]
-    launch: Callable[[Setting, Path], Launch]
-    version: Callable[[], str]
-    lacks: Callable[[Setting], str] = lambda setting: ""
-    stored_max: int = 2_000_000
-    ours: bool = False
-
-    def clients(self, setting: Setting) -> tuple[Client, ...]:
-        return self.drivers if isinstance(self.drivers, tuple) else self.drivers[setting.level]
-
-    def missing(self, setting: Setting) -> str:
-        return self.server.missing() or self.lacks(setting)
-
-    def start(self, setting: Setting, directory: Path) -> Running:
-        found = self.launch(setting, directory)
-        ready = lambda: all(map(listens, found.ports))  # noqa: E731
-        server = started(found.command, directory, ready, found.environment)
-        try:
-            found.check()
-        except BaseException:
-            server.stop()
-            raise
-        return Running(setting=setting, directory=directory, server=server, address=found.address)
+def started(
+    setting: Setting,
+    directory: Path,
+    command: Sequence[str],
+    address: Mapping[str, object],
+    ready: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+) -> Running:
+    """A server that is ready; one that does not get so far is ended."""
+    server = Server(command, directory, environment)
+    try:
+        server.wait(ready)
+    except BaseException:
+        server.stop()
+        raise
+    return Running(setting=setting, directory=directory, pids=server.pids, stop=server.stop, address=address)
 
 
 def printed_by(program: Program) -> str:
@@ -83,12 +56,18 @@ def printed_by(program: Program) -> str:
     return subprocess.run([path, "--version"], capture_output=True, text=True).stdout if path else ""
 
 
+def version_in(pattern: str, text: str) -> str:
+    """The group of ``pattern`` in a text."""
+    found = re.search(pattern, text)
+    return found[1] if found else "of unknown version"
+
+
 # -- NATS ---------------------------------------------------------------------------------------------
 
 NATS_SERVER = Program("nats-server", "DANUBE_COMPARE_NATS_SERVER", "install the package nats-server")
 NATS_TOOL = Program("nats", "DANUBE_COMPARE_NATS")
 NATS_RATE = r"stats: ([\d,]+) msgs/sec"
-NATS_PYTHON = Scripted("nats-py", "nats_peer.py", "nats")
+NATS_PYTHON = Scripted(name="nats-py", script="nats_peer.py", package="nats")
 NATS_IN_FLIGHT = (4_000, 64 * MIB)
 NATS_BATCH = (1_000, 8 * MIB)  # the most that an atomic batch may hold
 
@@ -98,13 +77,15 @@ def nats_version() -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", printed_by(NATS_SERVER))[:3]))
 
 
-def nats_lacks(setting: Setting) -> str:
+def nats_missing(setting: Setting) -> str:
+    if reason := NATS_SERVER.missing():
+        return reason
     if setting.level is Level.FSYNC and nats_version() < (2, 10):
         return f"nats-server {'.'.join(map(str, nats_version()))} has no sync_interval: always; 2.10 has"
     return ""
 
 
-def nats_launch(setting: Setting, directory: Path) -> Launch:
+def nats_start(setting: Setting, directory: Path) -> Running:
     port, configuration = free_port(), directory / "nats.conf"
     always = "sync_interval: always" if setting.level is Level.FSYNC else ""
     configuration.write_text(
@@ -112,84 +93,64 @@ def nats_launch(setting: Setting, directory: Path) -> Launch:
         f'jetstream {{ store_dir: "{directory / "data"}", max_mem: 32GB, max_file: 64GB, {always} }}\n'
     )
     command = [NATS_SERVER.path(), "-c", str(configuration)]
-    return Launch(command=command, ports=[port], address={"url": f"nats://127.0.0.1:{port}"})
+    address = {"url": f"nats://127.0.0.1:{port}"}
+    return started(setting, directory, command, address, lambda: listens(port))
 
 
-class NatsBench:
-    """``nats bench``: one connection; the reader is an ordered one, whose place the client keeps."""
+def nats_bench(way: str, running: Running, work: Work, reads: bool) -> list[str]:
+    """One side of ``nats bench``; the place of an ordered reader is kept by the client."""
+    core = running.setting.level is Level.TAKEN
+    if reads:
+        words = ["sub", work.topic] if core else ["js", "ordered", "--stream", work.topic]
+    elif core:
+        words = ["pub", work.topic]
+    else:
+        batch = window(work, *(NATS_BATCH if way == "batch" else NATS_IN_FLIGHT))
+        words = ["js", "pub", way, work.topic, "--stream", work.topic, "--batch", str(batch)]
+    return [
+        *(NATS_TOOL.path(), "--no-context", "--timeout", "60s", "-s", str(running.address["url"])),
+        *("bench", *words, "--no-progress", "--msgs", str(work.count), "--size", f"{work.size}B"),
+    ]
 
-    kind = "tool"
 
-    def __init__(self, way: str) -> None:
-        self.way = way  # async or batch
-        self.name = f"nats bench, {way}"
+class NatsBench(Tool):
+    """Two processes when it measures from end to end."""
 
-    def missing(self, setting: Setting, workload: str) -> str:
-        core = setting.level is Level.TAKEN
-        if reason := NATS_TOOL.missing():
-            return reason
-        if workload == "latency":
-            return "nats bench prints no percentiles"
-        if core and workload == "replay":
-            return UNSTORED
-        if self.way == "batch" and workload != "publish":
-            return "batches are a way to publish"
-        if self.way == "batch" and nats_version() < (2, 12):
-            return "atomic batches need nats-server 2.12"
-        reason = "" if core else NATS_PYTHON.not_installed()
-        return f"its topics are made by the Python client: {reason}" if reason else ""
-
-    def turn(self, running: Running, work: Work) -> Turn:
-        core = running.setting.level is Level.TAKEN
-        if work.workload == "e2e":
-            return self._end_to_end(running, work, core)
-        if work.workload == "replay":
-            work = replace(work, count=min(work.count, NATS_PYTHON.stored(running, work)))
-            words = ["js", "ordered", "--stream", work.topic]
-        else:
-            words = ["pub", work.topic] if core else self._publish(running, work)
-        finished, spent = spend(running, self._command(running, work, words))
-        return steady(number(NATS_RATE, finished.output), work, spent)
-
-    @staticmethod
-    def _command(running: Running, work: Work, words: Sequence[str]) -> list[str]:
-        base = [NATS_TOOL.path(), "--no-context", "--timeout", "60s", "-s", str(running.address["url"])]
-        return [*base, "bench", *words, "--no-progress", "--msgs", str(work.count), "--size", f"{work.size}B"]
-
-    def _publish(self, running: Running, work: Work) -> list[str]:
-        """The tool makes the stream, with what a batch needs, and empties it first."""
-        batch = window(work, *(NATS_BATCH if self.way == "batch" else NATS_IN_FLIGHT))
-        storage = "memory" if running.setting.level is Level.IN_MEMORY else "file"
-        stream = f"tool{self.way}"
-        return [
-            *("js", "pub", self.way, f"{stream}-{storage}", "--create", "--purge", "--storage", storage),
-            *("--stream", stream, "--maxbytes", "3GB", "--batch", str(batch)),
-        ]
-
-    def _end_to_end(self, running: Running, work: Work, core: bool) -> Turn:
+    def measured(self, running: Running, work: Work) -> Turn:
         """The slower of what both sides print: a reader counts from its first message only."""
+        if work.workload != "e2e":
+            return super().measured(running, work)
         with ExitStack() as stack:
-            reading, writing = ["sub", work.topic], ["pub", work.topic]
-            if not core:
-                NATS_PYTHON.create(running, work, stack)
-                reading = ["js", "ordered", "--stream", work.topic]
-                writing = ["js", "pub", "async", work.topic, "--stream", work.topic]
-                writing += ["--batch", str(window(work, *NATS_IN_FLIGHT))]
-            before, sides = cpu_seconds(running.pids()), []
-            for words in (reading, writing):
-                sides.append(Started(self._command(running, work, words), running.directory))
-                stack.callback(sides[-1].kill)
-                if words is reading:
-                    sides[0].wait_for("expecting")
-            done = [side.finish(TURN_TIMEOUT_S) for side in reversed(sides)]
+            before = cpu_seconds(running.pids())
+            reader = Process(nats_bench("async", running, work, True), running.directory)
+            stack.callback(reader.kill)
+            reader.wait(lambda: "expecting" in reader.said())
+            writer = Process(self.command(running, work), running.directory)
+            stack.callback(writer.kill)
+            done = [writer.finish(), reader.finish()]
             client = max(one.cpu_seconds for one in done)  # of the first to start: of both
             spent = Spent(server=cpu_seconds(running.pids()) - before, client=client)
         return steady(min(number(NATS_RATE, one.output) for one in done), work, spent)
 
 
-NATS = Peer(
+NATS_ASYNC = NatsBench(
+    name="nats bench, async", needs=NATS_TOOL, topics=NATS_PYTHON,
+    command=lambda running, work: nats_bench("async", running, work, work.workload == "replay"),
+    read=lambda printed, running, work, spent: steady(number(NATS_RATE, printed), work, spent),
+    cannot={"latency": "nats bench prints no percentiles"},
+)  # fmt: skip
+NATS_CORE = replace(NATS_ASYNC, topics=None)
+NATS_BATCHES = replace(
+    NATS_ASYNC, name="nats bench, batch",
+    command=lambda running, work: nats_bench("batch", running, work, False),
+    cannot={**NATS_ASYNC.cannot, **dict.fromkeys(("e2e", "replay"), "batches are a way to publish")},
+    lacks=lambda: "atomic batches need nats-server 2.12" if nats_version() < (2, 12) else "",
+)  # fmt: skip
+NATS_STORED = (NATS_PYTHON, NATS_ASYNC, NATS_BATCHES)
+
+
+NATS = Product(
     name="nats",
-    server=NATS_SERVER,
     settings=(
         Setting("nats core", Level.TAKEN,
                 "a flush returned: the server took all before it; a slow subscriber is cut off"),
@@ -200,12 +161,10 @@ NATS = Peer(
         Setting("jetstream file sync-always", Level.FSYNC,
                 "sync_interval: always: each write is synced before its ack"),
     ),
-    drivers={
-        level: (NATS_PYTHON, NatsBench("async"), *([NatsBench("batch")] if level else [])) for level in Level
-    },
-    launch=nats_launch,
+    drivers={**dict.fromkeys(Level, NATS_STORED), Level.TAKEN: (NATS_PYTHON, NATS_CORE)},
+    start=nats_start,
     version=lambda: ".".join(map(str, nats_version())),
-    lacks=nats_lacks,
+    missing=nats_missing,
 )  # fmt: skip
 
 # -- Redis --------------------------------------------------------------------------------------------
@@ -254,6 +213,9 @@ class RedisPython(Scripted):
         stack.callback(redis_clean, running, work)
 
 
+REDIS_PYTHON = RedisPython(name="redis-py", script="redis_peer.py", package="redis")
+
+
 def redis_benchmark(running: Running, work: Work) -> list[str]:
     stored = running.setting.level is not Level.TAKEN
     words = ["XADD", work.topic, "*", "p"] if stored else ["PUBLISH", work.topic]
@@ -285,32 +247,28 @@ REDIS_BENCHMARK = Tool(
 )
 
 
-def redis_launch(setting: Setting, directory: Path) -> Launch:
+def redis_obeys(port: int, policy: str) -> bool:
+    """Whether the file is on and synced as the level says; Failed when it is not."""
+    words = ask(port, "CONFIG", "GET", "append*").split("\r\n")
+    facts = dict(zip(words[2::4], words[4::4], strict=False))
+    if policy and (facts.get("appendonly"), facts.get("appendfsync")) != ("yes", policy):
+        raise Failed(f"redis did not take appendfsync {policy}: {words!r}")
+    return True
+
+
+def redis_start(setting: Setting, directory: Path) -> Running:
     port, policy = free_port(), APPENDFSYNC.get(setting.level, "")
     command = [
         *(REDIS_SERVER.path(), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)),
         *("--save", "", "--daemonize", "no", "--appendonly", "yes" if policy else "no"),
         *("--appendfsync", policy or "no", "--auto-aof-rewrite-percentage", "0"),
     ]
-
-    def check() -> None:
-        """The file is on and synced as the level says."""
-        words = ask(port, "CONFIG", "GET", "append*").split("\r\n")
-        facts = dict(zip(words[2::4], words[4::4], strict=False))
-        if policy and (facts.get("appendonly"), facts.get("appendfsync")) != ("yes", policy):
-            raise Failed(f"redis did not take appendfsync {policy}: {words!r}")
-
-    return Launch(command=command, ports=[port], address={"port": port}, check=check)
+    ready = lambda: listens(port) and redis_obeys(port, policy)  # noqa: E731
+    return started(setting, directory, command, {"port": port}, ready)
 
 
-def redis_version() -> str:
-    found = re.search(r"v=([\d.]+)", printed_by(REDIS_SERVER))
-    return found[1] if found else UNKNOWN
-
-
-REDIS = Peer(
+REDIS = Product(
     name="redis",
-    server=REDIS_SERVER,
     settings=(
         Setting("redis pub/sub", Level.TAKEN,
                 "PUBLISH answered: handed to whoever listens; a slow subscriber is cut off"),
@@ -323,9 +281,10 @@ REDIS = Peer(
         Setting("redis streams always", Level.FSYNC,
                 "appendfsync always: synced before the answer, once for what a turn of its loop read"),
     ),
-    drivers=(RedisPython("redis-py", "redis_peer.py", "redis"), REDIS_BENCHMARK),
-    launch=redis_launch,
-    version=redis_version,
+    drivers=dict.fromkeys(Level, (REDIS_PYTHON, REDIS_BENCHMARK)),
+    start=redis_start,
+    version=lambda: version_in(r"v=([\d.]+)", printed_by(REDIS_SERVER)),
+    missing=lambda setting: REDIS_SERVER.missing(),
     stored_max=1_000_000,
 )  # fmt: skip
 
@@ -338,8 +297,10 @@ STREAM_PERF_TEST = Jars("stream-perf-test", "DANUBE_COMPARE_STREAM_PERF_TEST")
 RABBIT_IN_FLIGHT = (1_000, 16 * MIB)
 PREFETCH = 1_000
 KEEPS_NOTHING = "a queue keeps nothing to be read again"
-STREAM = Scripted("rstream", "rabbit_stream.py", "rstream")
-QUORUM = Scripted("aio-pika", "rabbit_quorum.py", "aio_pika", KEEPS_NOTHING)
+STREAM = Scripted(name="rstream", script="rabbit_stream.py", package="rstream")
+QUORUM = Scripted(
+    name="aio-pika", script="rabbit_quorum.py", package="aio_pika", cannot={"replay": KEEPS_NOTHING}
+)
 
 
 def rabbit_script() -> str:
@@ -398,8 +359,7 @@ def read_stream_perf_test(printed: str, running: Running, work: Work, spent: Spe
 
 RABBIT_PERF_TEST = Tool(
     name="perf-test", needs=PERF_TEST, command=perf_test, read=read_perf_test,
-    cannot={"replay": KEEPS_NOTHING},
-    after=lambda running, work: QUORUM.run("delete", running, work),
+    cannot={"replay": KEEPS_NOTHING}, topics=QUORUM,
 )  # fmt: skip
 RABBIT_STREAM_PERF_TEST = Tool(
     name="stream-perf-test", needs=STREAM_PERF_TEST, command=stream_perf_test, read=read_stream_perf_test,
@@ -407,7 +367,7 @@ RABBIT_STREAM_PERF_TEST = Tool(
 )  # fmt: skip
 
 
-def rabbit_launch(setting: Setting, directory: Path) -> Launch:
+def rabbit_start(setting: Setting, directory: Path) -> Running:
     """One node with the stream plugin, apart from all places of the system's own RabbitMQ."""
     amqp, stream = free_port(), free_port()
     (directory / "rabbitmq.conf").write_text(
@@ -432,19 +392,19 @@ def rabbit_launch(setting: Setting, directory: Path) -> Launch:
         "NOTIFY_SOCKET": "",
         "detached": "1",  # the script becomes the server instead of waiting for it
     }
-    url = f"amqp://guest:guest@127.0.0.1:{amqp}/"
-    address: dict[str, object] = {"url": url, "stream_port": stream, "queue_type": "quorum"}
-    return Launch(command=[rabbit_script()], ports=[amqp, stream], address=address, environment=environment)
+    address = {"url": f"amqp://guest:guest@127.0.0.1:{amqp}/", "stream_port": stream}
+    ready = lambda: listens(amqp) and listens(stream)  # noqa: E731
+    return started(setting, directory, [rabbit_script()], address, ready, environment)
 
 
-def rabbit_version() -> str:
-    found = re.search(r"rabbitmq_server-([\d.]+)", str(Path(rabbit_script()).resolve()))
-    return found[1] if found else UNKNOWN
+def rabbit_missing(setting: Setting) -> str:
+    if RABBIT_SERVER.missing() or rabbit_script():
+        return RABBIT_SERVER.missing()
+    return "rabbitmq-server is here, its own start script is not (/usr/lib/rabbitmq/bin/rabbitmq-server)"
 
 
-RABBITMQ = Peer(
+RABBITMQ = Product(
     name="rabbitmq",
-    server=RABBIT_SERVER,
     settings=(
         Setting("rabbitmq stream", Level.WRITTEN,
                 "confirmed after the chunk is written to the segment; never synced by the server"),
@@ -452,18 +412,16 @@ RABBITMQ = Peer(
                 "confirmed after an fdatasync of its log, one sync for what has gathered; one replica"),
     ),
     drivers={Level.WRITTEN: (STREAM, RABBIT_STREAM_PERF_TEST), Level.FSYNC: (QUORUM, RABBIT_PERF_TEST)},
-    launch=rabbit_launch,
-    version=rabbit_version,
-    lacks=lambda setting: "" if rabbit_script() else (
-        "rabbitmq-server is here, its own start script is not (/usr/lib/rabbitmq/bin/rabbitmq-server)"
-    ),
+    start=rabbit_start,
+    version=lambda: version_in(r"rabbitmq_server-([\d.]+)", str(Path(rabbit_script()).resolve())),
+    missing=rabbit_missing,
 )  # fmt: skip
 
 # -- Kafka --------------------------------------------------------------------------------------------
 
 KAFKA_JARS = Jars("kafka", "DANUBE_COMPARE_KAFKA")
 KAFKA_TOOLS = KAFKA_JARS._replace(kind="kafka-tools-[0-9]*.jar")
-KAFKA_PYTHON = Scripted("confluent-kafka", "kafka_peer.py", "confluent_kafka")
+KAFKA_PYTHON = Scripted(name="confluent-kafka", script="kafka_peer.py", package="confluent_kafka")
 FETCHED = r"(?m)^\d{4}-\d\d-\d\d.*,\s*([\d.]+)\s*$"  # last column of the last line: a second while fetching
 KAFKA_PRODUCER = (
     "acks=all", "linger.ms=5", "batch.size=1048576", "max.request.size=4194304", "buffer.memory=134217728"
@@ -525,37 +483,34 @@ KAFKA_PERF = Tool(
 )
 
 
-def kafka_launch(setting: Setting, directory: Path) -> Launch:
+def kafka_start(setting: Setting, directory: Path) -> Running:
     """A broker that is its own controller in one Java process."""
     port, configuration = free_port(), directory / "server.properties"
     facts = {"port": port, "controller": free_port(), "data": directory / "data"}
     configuration.write_text(KAFKA_PROPERTIES.format(**facts))
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     words = ("format", f"--cluster-id={cluster}", "-c", str(configuration))
-    run(java("kafka.tools.StorageTool", *words), directory)
+    Process(java("kafka.tools.StorageTool", *words), directory).finish()
     flush = {"flush.messages": "1"} if setting.level is Level.FSYNC else {}
-    address: dict[str, object] = {"server": f"127.0.0.1:{port}", "config": flush}
-    return Launch(command=java("kafka.Kafka", str(configuration)), ports=[port], address=address)
+    address = {"server": f"127.0.0.1:{port}", "config": flush}
+    command = java("kafka.Kafka", str(configuration))
+    return started(setting, directory, command, address, lambda: listens(port))
 
 
-def kafka_version() -> str:
-    names = (path.name for path in Path(KAFKA_JARS.path()).parent.glob("kafka_*.jar"))
-    found = (re.match(r"kafka_[\d.]+-([\d.]+)\.jar$", name) for name in names)
-    return next((one[1] for one in found if one), UNKNOWN)
-
-
-KAFKA = Peer(
+KAFKA = Product(
     name="kafka",
-    server=KAFKA_JARS,
     settings=(
         Setting("kafka", Level.WRITTEN,
                 "acks=all of one replica, default flush: written before the ack, synced by the system"),
         Setting("kafka flush.messages=1", Level.FSYNC,
                 "acks=all of one replica, flush.messages=1: each append is synced before its ack"),
     ),
-    drivers=(KAFKA_PYTHON, KAFKA_PERF),
-    launch=kafka_launch,
-    version=kafka_version,
+    drivers=dict.fromkeys(Level, (KAFKA_PYTHON, KAFKA_PERF)),
+    start=kafka_start,
+    version=lambda: version_in(
+        r"kafka_[\d.]+-([\d.]+)\.jar", " ".join(map(str, Path(KAFKA_JARS.path()).parent.glob("kafka_*.jar")))
+    ),
+    missing=lambda setting: KAFKA_JARS.missing(),
 )  # fmt: skip
 
 # -- Danube in Rust, where somebody has built one -----------------------------------------------------
@@ -563,61 +518,56 @@ KAFKA = Peer(
 RUST_SERVER = Program("danube-broker", "DANUBE_COMPARE_DANUBE_RUST")
 
 
-class Official(Scripted):
-    """danube-client; it makes topics by using them and cannot delete one."""
-
-    def create(self, running: Running, work: Work, stack: ExitStack) -> None:
-        self.run("create", running, work)
-
-    def child(self, role: str, running: Running, work: Work, **more: object) -> Child:
-        return super().child(role, running, replace(work, topic=f"/default/{work.topic}"), **more)
-
-
-class RustLone:
-    """The official Rust client, one message after another (perf/lone.rs)."""
-
-    name, kind, lone = "danube-client, Rust", "tool", True
-
-    def missing(self, setting: Setting, workload: str) -> str:
-        return Program("cargo", "", "install Rust").missing()
-
-    def turn(self, running: Running, work: Work) -> Turn:
-        level = "non-reliable" if running.setting.level is Level.TAKEN else "reliable"
-        words = (f"/default/{work.topic}", level, work.size, work.count, WARM)
-        try:
-            command = [built(), str(running.address["grpc"]), *map(str, words)]
-        except Skipped as reason:
-            raise Failed(str(reason)) from None
-        finished, spent = spend(running, command)
-        found = json.loads(finished.output)
-        return Turn(
-            spent=spent, **{name: found[name] for name in ("rate", "seconds", "records", "p50_us", "p99_us")}
-        )
+def rust_lone(running: Running, work: Work) -> list[str]:
+    """One message after another (perf/lone.rs)."""
+    level = "non-reliable" if running.setting.level is Level.TAKEN else "reliable"
+    words = (running.address["grpc"], f"/default/{work.topic}", level, work.size, work.count, WARM)
+    try:
+        return [built(), *map(str, words)]
+    except Skipped as reason:
+        raise Failed(str(reason)) from None
 
 
-def rust_launch(setting: Setting, directory: Path) -> Launch:
+def read_rust_lone(printed: str, running: Running, work: Work, spent: Spent) -> Turn:
+    found = json.loads(printed)
+    figures = ("rate", "seconds", "records", "p50_us", "p99_us")
+    return Turn(spent=spent, **{name: found[name] for name in figures})
+
+
+RUST_LONE = Tool(
+    name="danube-client, Rust", needs=Program("cargo", "", "install Rust"), command=rust_lone,
+    read=read_rust_lone, lone=True,
+)  # fmt: skip
+# It makes topics by using them, and cannot delete one.
+RUST_PYTHON = Scripted(
+    name="danube-client, gRPC", script="danube_grpc.py", package="danube", prefix="/default/",
+    cannot={"replay": "its API has no way to begin a subscription with the first record"},
+)  # fmt: skip
+
+
+def rust_start(setting: Setting, directory: Path) -> Running:
     port, admin, raft = free_port(), free_port(), free_port()
     command = [
         *(RUST_SERVER.path(), "--mode", "standalone", "--broker-addr", f"127.0.0.1:{port}"),
         *("--admin-addr", f"127.0.0.1:{admin}", "--raft-addr", f"127.0.0.1:{raft}"),
         *("--data-dir", str(directory / "data")),
     ]
-    return Launch(command=command, ports=[port], address={"grpc": f"http://127.0.0.1:{port}"})
+    address = {"grpc": f"http://127.0.0.1:{port}"}
+    return started(setting, directory, command, address, lambda: listens(port))
 
 
-DANUBE_RUST = Peer(
+DANUBE_RUST = Product(
     name="danube-rust",
-    server=RUST_SERVER,
     settings=(
         Setting("danube-rust non-reliable", Level.TAKEN,
                 "non-reliable topic: handed to whoever listens, dropped for who is full"),
         Setting("danube-rust reliable", Level.WRITTEN_LATER,
                 "in the log's buffer: written within 5 s or 10 MiB of the ack, never synced"),
     ),
-    drivers=(Official("danube-client, gRPC", "danube_grpc.py", "danube",
-                      "its API has no way to begin a subscription with the first record"), RustLone()),
-    launch=rust_launch,
-    version=lambda: UNKNOWN,  # its command line has no flag that tells
+    drivers=dict.fromkeys(Level, (RUST_PYTHON, RUST_LONE)),
+    start=rust_start,
+    version=lambda: "of unknown version",  # its command line has no flag that tells
+    missing=lambda setting: RUST_SERVER.missing(),
     stored_max=200_000,
 )  # fmt: skip
 

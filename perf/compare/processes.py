@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from perf.compare.model import Failed
+from perf.compare.model import TURN_TIMEOUT_S, Failed
 from tests.broker_process import descendants, die_with_parent
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -55,74 +55,59 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total
 
 
-def tail(path: Path) -> str:
-    """The end of what a process printed."""
-    try:
-        return path.read_text(errors="replace")[-TAIL:].strip()
-    except OSError:
-        return ""
+class Started:
+    """A program that runs, with what it prints in a file of ``directory``."""
 
-
-class Server:
-    """A server under a guard: a process tree that can be accounted for and that ends with this process."""
+    under: tuple[str, ...] = ()  # what runs the command
+    how: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "preexec_fn": die_with_parent}
 
     def __init__(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = Path(command[0]).name
-        self.output = directory / "output"
-        with self.output.open("ab") as output:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-E", "-S", str(GUARD), *command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=directory,
-                env={**os.environ, **(environment or {})},
-                start_new_session=True,
-            )
+        self.output = directory / f"output-{time.monotonic_ns()}"
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*self.under, *command], stdout=output, stderr=subprocess.STDOUT, cwd=directory,
+                env={**os.environ, **(environment or {})}, **self.how,
+            )  # fmt: skip
+
+    def said(self) -> str:
+        """The end of what it printed."""
+        return self.output.read_text(errors="replace")[-TAIL:].strip()
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until ``ready``; Failed when it ends before, or when it takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if self._process.poll() is not None:
+                raise Failed(f"{self.name} ended with {self._process.returncode}: {self.said()}")
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.name} was not ready within {timeout_s:g} s: {self.said()}")
+            time.sleep(0.05)
+
+
+class Server(Started):
+    """A server under a guard: a process tree that can be accounted for and that ends with this process."""
+
+    under = (sys.executable, "-E", "-S", str(GUARD))
+    how: Mapping[str, Any] = {"stdin": subprocess.PIPE, "start_new_session": True}
 
     def pids(self) -> list[int]:
         """The guard and all below it."""
-        return [self._guard.pid, *descendants(self._guard.pid)]
-
-    def wait(self, ready: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until ``ready``; Failed when the server ends before, or when it takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            if self._guard.poll() is not None:
-                raise Failed(f"{self.name} ended with {self._guard.returncode}: {tail(self.output)}")
-            if time.monotonic() > deadline:
-                raise Failed(f"{self.name} was not ready within {timeout_s:g} s: {tail(self.output)}")
-            time.sleep(0.05)
+        return [self._process.pid, *descendants(self._process.pid)]
 
     def stop(self) -> None:
         """End the whole tree."""
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         try:
-            self._guard.wait(STOP_TIMEOUT_S)
+            self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             for pid in reversed(self.pids()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self._guard.wait()
-
-
-def started(
-    command: Sequence[str],
-    directory: Path,
-    ready: Callable[[], bool],
-    environment: Mapping[str, str] | None = None,
-) -> Server:
-    """A server that is ready; one that does not get so far is ended."""
-    server = Server(command, directory, environment)
-    try:
-        server.wait(ready)
-    except BaseException:
-        server.stop()
-        raise
-    return server
+            self._process.wait()
 
 
 def listens(port: int) -> bool:
@@ -141,36 +126,21 @@ class Finished(NamedTuple):
     cpu_seconds: float
 
 
-class Tool:
+class Tool(Started):
     """A benchmark tool while it runs."""
 
     def __init__(
         self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        self.name = Path(command[0]).name
-        self.output = directory / f"tool-{time.monotonic_ns()}"
-        with self.output.open("wb") as output:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=directory,
-                env={**os.environ, **(environment or {})}, preexec_fn=die_with_parent,
-            )  # fmt: skip
+        super().__init__(command, directory, environment)
         self._before = _children_s()
 
-    def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
-        """Until the tool has printed ``text``."""
-        deadline = time.monotonic() + timeout_s
-        while text not in (said := self.output.read_text(errors="replace")):
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                self.kill()
-                raise Failed(f"{self.name} did not say {text!r}: {said[-TAIL:].strip()}")
-            time.sleep(0.01)
-
-    def finish(self, timeout_s: float = 300.0) -> Finished:
+    def finish(self, timeout_s: float = TURN_TIMEOUT_S) -> Finished:
         """Wait for its end; Failed unless it is a good one in time."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            said = tail(self.output)
+            said = self.said()
             self.kill()
             raise Failed(f"{self.name} was not done within {timeout_s:g} s: {said}") from None
         printed = self.output.read_text(errors="replace")
@@ -190,14 +160,6 @@ def _children_s() -> float:
     """CPU seconds of all children that were reaped; what two tools use at once is the same either way."""
     found = resource.getrusage(resource.RUSAGE_CHILDREN)
     return found.ru_utime + found.ru_stime
-
-
-def run(
-    command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None,
-    timeout_s: float = 300.0,
-) -> Finished:  # fmt: skip
-    """A tool from start to end."""
-    return Tool(command, directory, environment).finish(timeout_s)
 
 
 # -- network -----------------------------------------------------------------------------------------

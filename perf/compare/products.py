@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import danube
 from perf.compare import places
-from perf.compare.driving import UNSTORED, Scripted, Tool
+from perf.compare.driving import Scripted, Tool
 from perf.compare.model import GROUPS, Failed, Level, Product, Running, Setting, Spent, Turn, Work
-from perf.compare.peers import PEERS, RustLone
+from perf.compare.peers import PEERS, RUST_LONE
 from tests.broker_process import BrokerProcess
 from tests.child_process import Child
 
@@ -22,27 +21,14 @@ BENCH = {"publish": "publish", "latency": "latency", "e2e": "e2e", "replay": "co
 BATCH_BYTES = 512 << 10
 
 
-class Native(Scripted):
-    """Danube's own client, in the Python of this process; ``cannot`` is what another style measures."""
-
-    def __init__(self, style: str, cannot: dict[str, str]) -> None:
-        super().__init__(f"danube, {style}", "danube_native.py", "danube")
-        self.style, self.cannot = style, cannot
-
-    def missing(self, setting: Setting, workload: str) -> str:
-        return self.cannot.get(workload, "") or super().missing(setting, workload)
-
-    def not_installed(self) -> str:
-        return ""
-
-    def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
-        named = replace(work, topic=f"/default/{work.topic}")
-        options = self.options(running, named) | {"style": self.style, **more}
-        return Child(self.script, role, options)
-
-
-BATCHES = Native("batches", {"latency": "one send at a time is not a batch"})
-ONE_BY_ONE = Native("one by one", {"e2e": "measured in batches"})
+BATCHES = Scripted(
+    name="danube, batches", script="danube_native.py", prefix="/default/", told={"style": "batches"},
+    cannot={"latency": "one send at a time is not a batch"},
+)  # fmt: skip
+ONE_BY_ONE = Scripted(
+    name="danube, one by one", script="danube_native.py", prefix="/default/", told={"style": "one by one"},
+    cannot={"e2e": "measured in batches"},
+)  # fmt: skip
 
 
 class Grpc(Scripted):
@@ -54,7 +40,7 @@ class Grpc(Scripted):
     def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
         if role == "replay":  # the gRPC API has no word for the earliest record
             BATCHES.run("register", running, work, subscription=more["subscription"])
-        return super().child(role, running, replace(work, topic=f"/default/{work.topic}"), **more)
+        return super().child(role, running, work, **more)
 
     def fill(self, running: Running, work: Work) -> None:
         BATCHES.fill(running, work)
@@ -97,62 +83,43 @@ DANUBE_BENCH = Tool(
     needs=places.Program(sys.executable),
     command=bench,
     read=read_bench,
-    lacks=lambda setting, workload: UNSTORED if (setting.level, workload) == (Level.TAKEN, "replay") else "",
     environment={"PYTHONPATH": str(places.ROOT)},
 )
 
 
-class Danube:
+SETTINGS = (
+    Setting("danube memory", Level.TAKEN,
+            "non-reliable topic: the broker took it; a slow consumer loses its oldest records"),
+    Setting("danube written", Level.WRITTEN,
+            "written to the log before the ack; a background sync runs at most 100 ms behind"),
+    Setting("danube fsync", Level.FSYNC,
+            "an fdatasync that covers it returned before the ack; one sync for what has gathered"),
+)  # fmt: skip
+GRPC = Grpc(name="danube-client, gRPC", script="danube_grpc.py", package="danube", prefix="/default/")
+CLIENTS = (BATCHES, ONE_BY_ONE, GRPC, DANUBE_BENCH, RUST_LONE)
+
+
+def danube_of(workers: int) -> Product:
     """This repository's broker."""
 
-    name = "danube"
-    ours = True
-    stored_max = 10_000_000
-    settings: tuple[Setting, ...] = (
-        Setting("danube memory", Level.TAKEN,
-                "non-reliable topic: the broker took it; a slow consumer loses its oldest records"),
-        Setting("danube written", Level.WRITTEN,
-                "written to the log before the ack; a background sync runs at most 100 ms behind"),
-        Setting("danube fsync", Level.FSYNC,
-                "an fdatasync that covers it returned before the ack; one sync for what has gathered"),
-    )  # fmt: skip
-
-    def __init__(self, workers: int = 1) -> None:
-        self.workers = workers
-
-    def clients(self, setting: Setting) -> tuple[Any, ...]:
-        grpc = Grpc("danube-client, gRPC", "danube_grpc.py", "danube")
-        return (BATCHES, ONE_BY_ONE, grpc, DANUBE_BENCH, RustLone())
-
-    def missing(self, setting: Setting) -> str:
-        return ""
-
-    def version(self) -> str:
-        return f"{danube.__version__}, {self.workers} worker{'s' if self.workers > 1 else ''}"
-
-    def start(self, setting: Setting, directory: Path) -> Running:
+    def start(setting: Setting, directory: Path) -> Running:
         over_tcp = {"DANUBE_SERVER__LOCAL_SOCKET": "off"}  # as everybody else
-        broker = BrokerProcess(directory / "data", workers=self.workers, environment=over_tcp).start()
-        address: dict[str, object] = {
+        broker = BrokerProcess(directory / "data", workers=workers, environment=over_tcp).start()
+        address = {
             "url": broker.address, "grpc": f"http://{broker.grpc_address}",
             "durability": DURABILITY[setting.level],
         }  # fmt: skip
-        return Running(setting=setting, directory=directory, server=Tree(broker), address=address)
+        return Running(
+            setting=setting, directory=directory, pids=lambda: broker.pids, stop=broker.kill, address=address
+        )
 
-
-class Tree:
-    """The broker's processes."""
-
-    def __init__(self, broker: BrokerProcess) -> None:
-        self._broker = broker
-
-    def pids(self) -> list[int]:
-        return self._broker.pids
-
-    def stop(self) -> None:
-        self._broker.kill()
+    return Product(
+        name="danube", settings=SETTINGS, start=start, drivers=dict.fromkeys(Level, CLIENTS),
+        version=lambda: f"{danube.__version__}, {workers} worker{'s' if workers > 1 else ''}",
+        missing=lambda setting: "", stored_max=10_000_000, ours=True,
+    )  # fmt: skip
 
 
 def products(workers: int = 1) -> tuple[Product, ...]:
     """All of them; Danube with this many workers."""
-    return (Danube(workers), *PEERS)
+    return (danube_of(workers), *PEERS)

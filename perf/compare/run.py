@@ -9,9 +9,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf.compare.model import GROUPS, Failed, Row, Turn, Work, group_of, refuse_unfair, summary
-
-from perf.compare.model import Client, Product, Running, Setting  # isort: skip
+from perf.compare.model import (
+    GROUPS,
+    Client,
+    Failed,
+    Product,
+    Row,
+    Running,
+    Setting,
+    Turn,
+    Work,
+    group_of,
+    refuse_unfair,
+    summary,
+)  # fmt: skip
 from perf.machine import touch
 from perf.turns import GIB
 from tests.broker_process import BrokerFailed
@@ -37,7 +48,8 @@ SIZES = {
     "latency": (1_024,),
     "e2e": (100, 1_024),
     "replay": (100, 1_024),
-} | {"lone": (100,)}
+    "lone": (100,),
+}
 EXPECTED = (Failed, ChildFailed, BrokerFailed, OSError)
 PLAIN = str.maketrans(" /.=", "----")
 Note = Callable[[str], None]
@@ -85,6 +97,10 @@ class Member:
     @property
     def setting(self) -> Setting:
         return self.running.setting
+
+    @property
+    def who(self) -> str:
+        return f"{self.setting.name} ({self.client.name})"
 
     def row(self, group: str, workload: str, size: int) -> Row:
         """What its turns come to."""
@@ -154,8 +170,7 @@ class Comparison:
                 try:
                     self._turn(member, workload, size, number)
                 except EXPECTED as error:
-                    what = f"{member.setting.name} ({member.client.name}), {workload} {size}"
-                    self.skip(what, str(error), failed=True)
+                    self.skip(f"{member.who}, {workload} {size}", str(error), failed=True)
                     members.remove(member)
         for member in members:
             yield member.row(group, workload, size)
@@ -163,8 +178,8 @@ class Comparison:
     def _members(self, workload: str, started: Sequence[tuple[Product, Running]]) -> Iterator[Member]:
         for product, running in started:
             for client in product.clients(running.setting):
-                if (workload == "lone") is not getattr(client, "lone", False):
-                    continue  # the official Rust client measures this and nothing else
+                if (workload == "lone") is not client.lone:
+                    continue
                 if reason := client.missing(running.setting, workload):
                     self.skip(f"{client.name}, {workload}", reason)
                 else:
@@ -180,8 +195,8 @@ class Comparison:
         if number or not self.options.rounds:
             member.turns.append(turn)
             figure = f"p50 {turn.p50_us:,.0f} us" if turn.p50_us is not None else f"{turn.rate:,.0f}/s"
-            who = f"{member.setting.name} ({member.client.name})"
-            self._note(f"{workload} {size} B, round {number}: {who}: {figure} ({member.setting.level.label})")
+            level = member.setting.level.label
+            self._note(f"{workload} {size} B, round {number}: {member.who}: {figure} ({level})")
 
     def _calibrate(self, member: Member, workload: str, size: int) -> Turn:
         if workload == "latency":

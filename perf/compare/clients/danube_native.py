@@ -22,16 +22,9 @@ class Batches(Peer):
         super().__init__(options)
         self.batch = options.get("batch") or max(1, BATCH_BYTES // (options["size"] + 8))
         self.producer: Any = None
-        self.consumer: Any = None
 
     async def open(self) -> None:
-        self.client = danube.connect(self.options["url"])
-        await self.client.__aenter__()
-
-    async def close(self) -> None:
-        for end in (self.consumer, self.producer, self.client):
-            if end is not None:
-                await end.__aexit__(None, None, None)
+        self.client = await self.opened.enter_async_context(danube.connect(self.options["url"]))
 
     async def create(self) -> None:
         """Make the topic and see that its level is the one that the table will name."""
@@ -53,7 +46,7 @@ class Batches(Peer):
             producer = self.client.producer(
                 self.topic, name="compare", reliable=level != "memory", durability=level
             )
-            self.producer = await producer.__aenter__()
+            self.producer = await self.opened.enter_async_context(producer)
         return self.producer
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
@@ -70,7 +63,7 @@ class Batches(Peer):
 
     async def subscribe(self, name: str) -> None:
         consumer = self.client.consumer(self.topic, subscription=name, mode="exclusive", start="earliest")
-        self.consumer = await consumer.__aenter__()
+        self.consumer = await self.opened.enter_async_context(consumer)
         self.batches = self.consumer.batches(max_records=65_536, max_wait=0.05)
 
     async def receive(self) -> int:

@@ -38,18 +38,12 @@ class Kafka(Peer):
         super().__init__(options)
         self.server = {"bootstrap.servers": options["server"], "log_level": 3}
         self.failure: KafkaError | None = None
-        self.reader: Consumer | None = None
         self.producer: Producer | None = None
-
-    async def close(self) -> None:
-        if self.reader is not None:
-            self.reader.close()
-        if self.producer is not None:
-            self.producer.flush(TIMEOUT_S)
 
     def _producer(self, **more: Any) -> Producer:
         if self.producer is None:
             self.producer = Producer({**self.server, **PRODUCER, **more})
+            self.opened.callback(self.producer.flush, TIMEOUT_S)
         return self.producer
 
     def _admin(self) -> AdminClient:
@@ -91,16 +85,14 @@ class Kafka(Peer):
 
     async def subscribe(self, name: str) -> None:
         self.reader = Consumer({**self.server, **CONSUMER, "group.id": name})
+        self.opened.callback(self.reader.close)
         self.reader.subscribe([self.topic])
-        while not self.reader.assignment():  # joining a group takes its time
+        self.ahead: list[Any] = []  # what comes while joining the group, which takes its time
+        while not self.ahead and not self.reader.assignment():
             self.ahead = self.reader.consume(1, timeout=0.1)
-            if self.ahead:
-                break
 
     async def receive(self) -> int:
-        if self.reader is None:
-            raise SystemExit("not subscribed")
-        messages = [*getattr(self, "ahead", []), *self.reader.consume(CONSUME, timeout=0.05)]
+        messages = [*self.ahead, *self.reader.consume(CONSUME, timeout=0.05)]
         self.ahead = []
         for message in messages:
             if message.error() is not None:

@@ -24,21 +24,21 @@ class JetStream(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.window = max(64, min(IN_FLIGHT, BYTES_MAX // options["size"]))
-        self.ahead = max(64, min(2 * IN_FLIGHT, AHEAD_BYTES_MAX // options["size"]))
+        self.window = self.fitting(IN_FLIGHT, BYTES_MAX, 64)
+        self.ahead = self.fitting(2 * IN_FLIGHT, AHEAD_BYTES_MAX, 64)
 
     async def open(self) -> None:
         self.client = await nats.connect(self.options["url"], pending_size=BYTES_MAX)
+        self.opened.push_async_callback(self.client.close)
         self.stream = self.client.jetstream(publish_async_max_pending=self.window)
-
-    async def close(self) -> None:
-        await self.client.close()
 
     async def create(self) -> None:
         storage = StorageType.MEMORY if self.options["level"] == "in memory" else StorageType.FILE
         limits = RetentionPolicy.LIMITS
         await self.stream.add_stream(
-            StreamConfig(name=self.topic, subjects=[self.topic], storage=storage, retention=limits)
+            StreamConfig(
+                name=self.topic, subjects=[self.topic], storage=storage, retention=limits, allow_atomic=True
+            )
         )
 
     async def delete(self) -> None:

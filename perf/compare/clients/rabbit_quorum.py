@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import cycle, islice
 from typing import Any
 
 import aio_pika
 from aio_pika import DeliveryMode, Message
 
-from perf.child import Window
 from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 500
@@ -22,28 +20,19 @@ class Quorum(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.window = max(16, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
+        self.in_flight = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES, 16)
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     async def open(self) -> None:
-        self.connection = await aio_pika.connect(self.options["url"])
-        self.channel = await self.connection.channel(publisher_confirms=True)
-
-    async def close(self) -> None:
-        await self.connection.close()
+        connection = await aio_pika.connect(self.options["url"])
+        self.opened.push_async_callback(connection.close)
+        self.channel = await connection.channel(publisher_confirms=True)
 
     async def create(self) -> None:
-        kind = {"x-queue-type": self.options["queue_type"]}
-        await self.channel.declare_queue(self.topic, durable=True, arguments=kind)
+        await self.channel.declare_queue(self.topic, durable=True, arguments={"x-queue-type": "quorum"})
 
     async def delete(self) -> None:
         await self.channel.queue_delete(self.topic)
-
-    async def publish(self, payloads: list[bytes], count: int) -> None:
-        window = Window(self.window)
-        for payload in islice(cycle(payloads), count):
-            await window.add(self.send(payload))
-        await window.end()
 
     async def send(self, payload: bytes) -> None:
         message = Message(payload, delivery_mode=DeliveryMode.PERSISTENT)

@@ -23,23 +23,18 @@ class Stream(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.batch = max(1, min(BATCH, FRAME_BYTES // options["size"]))
-        self.window = max(2 * self.batch, min(IN_FLIGHT, IN_FLIGHT_BYTES // options["size"]))
+        self.batch = self.fitting(BATCH, FRAME_BYTES)
+        self.window = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES, 2 * self.batch)
         place = {"host": "127.0.0.1", "port": options["stream_port"]}
         self.server = {**place, "username": "guest", "password": "guest"}
         self.pending = self.received = self.stored = 0
         self.refused = False
         self.changed = asyncio.Event()
-        self.consumer: Consumer | None = None
 
     async def open(self) -> None:
         self.producer = Producer(**self.server)
         await self.producer.start()
-
-    async def close(self) -> None:
-        if self.consumer is not None:
-            await self.consumer.close()
-        await self.producer.close()
+        self.opened.push_async_callback(self.producer.close)
 
     async def create(self) -> None:
         await self.producer.create_stream(self.topic)
@@ -77,6 +72,7 @@ class Stream(Peer):
         self.name = name
         self.consumer = Consumer(**self.server)
         await self.consumer.start()
+        self.opened.push_async_callback(self.consumer.close)
         first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
         await self.consumer.subscribe(
             self.topic, self._deliver, decoder=bytes, subscriber_name=name, offset_specification=first,
@@ -94,7 +90,7 @@ class Stream(Peer):
             await self.changed.wait()
         count, self.received = self.received, 0
         self.stored += count
-        if self.stored >= STORE_EVERY and self.consumer is not None:
+        if self.stored >= STORE_EVERY:
             self.stored = 0
             await self.consumer.store_offset(self.topic, self.name, self.offset)
         return count

@@ -25,18 +25,13 @@ class Streams(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.batch = max(1, min(PIPELINE, PIPELINE_BYTES // options["size"]))
+        self.batch = self.fitting(PIPELINE, PIPELINE_BYTES)
         self.words = tuple(word.format(topic=self.topic) for word in self.command)
 
     async def open(self) -> None:
         self.client = Redis(host="127.0.0.1", port=self.options["port"])
+        self.opened.callback(self.client.close)
         self.client.ping()
-
-    async def close(self) -> None:
-        self.client.close()
-
-    async def delete(self) -> None:
-        self.client.unlink(self.topic)
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
         chosen, sent = cycle(payloads), 0
@@ -79,6 +74,7 @@ class PubSub(Streams):
 
     async def subscribe(self, name: str) -> None:
         self.channel = self.client.pubsub(ignore_subscribe_messages=True)
+        self.opened.callback(self.channel.close)
         self.channel.subscribe(self.topic)
         while self.channel.get_message(timeout=1) is not None:
             pass
@@ -88,11 +84,6 @@ class PubSub(Streams):
         while 0 < count < PIPELINE and self.channel.get_message() is not None:
             count += 1
         return count
-
-    async def close(self) -> None:
-        if hasattr(self, "channel"):
-            self.channel.close()
-        await super().close()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import cycle, islice
 from typing import Any
 
-from perf.child import Options, Role, go, moments, payloads_of, percentiles, serve, timed_us
+from perf.child import Options, Role, Window, go, moments, payloads_of, percentiles, serve, timed_us
 from tests.child_process import told
 
 WARM_SENDS = 50
@@ -22,18 +24,26 @@ class Peer:
 
     Made from the options (the address, ``topic``, ``size``, ``level``).  A client brings ``send(payload)``,
     which waits for the acknowledgement, ``subscribe(name)`` from the start as a reader whose place is kept,
-    and ``receive()``, which returns how many have come.
+    and ``receive()``, which returns how many have come.  What it opens it leaves to ``opened`` to close.
     """
+
+    in_flight = 1  # sends side by side, where publish() is the one below
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.topic = options["topic"]
+        self.opened = AsyncExitStack()
+
+    def fitting(self, most: int, bytes_max: int, least: int = 1) -> int:
+        """How many records: so many and so many bytes at most, but not fewer than ``least``."""
+        return max(least, min(most, bytes_max // self.options["size"]))
 
     async def open(self) -> None:
         """Connect."""
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close all that was opened, the last first."""
+        await self.opened.aclose()
 
     async def create(self) -> None:
         """Make the topic."""
@@ -47,33 +57,27 @@ class Peer:
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
         """With some in flight, until all are acknowledged."""
+        window = Window(self.in_flight)
+        for payload in islice(cycle(payloads), count):
+            await window.add(self.send(payload))
+        await window.end()
+
+    async def send(self, payload: bytes) -> None:
         raise NotImplementedError
 
 
-async def create(peer: Any, options: Options) -> Options:
-    await go()
-    await peer.create()
-    return {}
+def unmeasured(step: Callable[[Any, Options], Any]) -> Callable[..., Any]:
+    """A role of one step, of which nothing is told."""
+
+    async def role(peer: Any, options: Options) -> Options:
+        await go()
+        await step(peer, options)
+        return {}
+
+    return role
 
 
-async def delete(peer: Any, options: Options) -> Options:
-    await go()
-    await peer.delete()
-    return {}
-
-
-async def register(peer: Any, options: Options) -> Options:
-    """Make a subscription that begins with the first record."""
-    await go()
-    await peer.subscribe(options["subscription"])
-    return {}
-
-
-async def fill(peer: Any, options: Options) -> Options:
-    payloads = payloads_of(options["size"], 1_000)
-    await go()
-    await peer.fill(payloads, options["record_count"])
-    return {}
+create = unmeasured(lambda peer, options: peer.create())
 
 
 async def publish(peer: Any, options: Options) -> Options:
@@ -146,7 +150,21 @@ def played(make: Callable[[Options], Any], role: Callable[..., Any]) -> Role:
     return play
 
 
+ROLES: dict[str, Callable[..., Any]] = {
+    "create": create,
+    "delete": unmeasured(lambda peer, options: peer.delete()),
+    # A subscription that begins with the first record.
+    "register": unmeasured(lambda peer, options: peer.subscribe(options["subscription"])),
+    "fill": unmeasured(
+        lambda peer, options: peer.fill(payloads_of(options["size"], 1_000), options["record_count"])
+    ),
+    "publish": publish,
+    "ack_latency": ack_latency,
+    "read": read,
+    "replay": replay,
+}
+
+
 def main(make: Callable[[Options], Any]) -> None:
     """What a script of this folder does."""
-    roles = (create, delete, register, fill, publish, ack_latency, read, replay)
-    serve({role.__name__: played(make, role) for role in roles})
+    serve({name: played(make, role) for name, role in ROLES.items()})

@@ -230,9 +230,6 @@ class FakeServer:
     def __init__(self) -> None:
         self.running = True
 
-    def pids(self) -> list[int]:
-        return []
-
     def stop(self) -> None:
         self.running = False
 
@@ -241,6 +238,7 @@ class FakeClient:
     """Notes its turns; ``rates`` are what it measures, one after the other and the last for ever."""
 
     kind = "python"
+    lone = False
 
     def __init__(self, name: str, log: list[str], rates: Sequence[float] = (1_000.0,)) -> None:
         self.name = name
@@ -288,7 +286,10 @@ class FakeProduct:
         if not directory.is_dir():
             raise Failed("no directory")
         self.servers.append(FakeServer())
-        return Running(setting=setting, directory=directory, server=self.servers[-1], address={})
+        server = self.servers[-1]
+        return Running(
+            setting=setting, directory=directory, pids=list, stop=server.stop, address={}
+        )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -449,7 +450,7 @@ def test_nothing_unfair_is_even_measured(
 def test_the_rust_client_measures_one_after_another_and_nothing_else(
     tmp_path: Path, three: list[FakeProduct]
 ) -> None:
-    three[0].client.lone = True  # type: ignore[attr-defined]
+    three[0].client.lone = True
     for workload, measured in (("lone", ["a"]), ("publish", ["b", "c"])):
         found, comparison = compared(tmp_path, three, workloads=[workload])
         assert [one.product for one in found] == measured and not comparison.skips

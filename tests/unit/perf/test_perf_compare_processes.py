@@ -14,10 +14,10 @@ import pytest
 
 from perf.compare import peers, places, processes
 from perf.compare.driving import number, steady
-from perf.compare.model import Failed, Running, Setting, Spent, Work
-from perf.compare.peers import KAFKA, NATS, RABBITMQ, REDIS, NatsBench, Peer
+from perf.compare.model import Failed, Product, Running, Setting, Spent, Work
+from perf.compare.peers import KAFKA, NATS, NATS_BATCHES, RABBITMQ, REDIS, started
 from perf.compare.places import Jars, Program
-from perf.compare.processes import Server, Tool, cpu_seconds, listens, run, started
+from perf.compare.processes import Server, Tool, cpu_seconds, listens
 from perf.compare.products import products, read_bench
 from tests.broker_process import ROOT, alive, die_with_parent, free_port, wait_until
 
@@ -81,7 +81,7 @@ def test_what_is_gone_costs_nothing(tmp_path: Path) -> None:
 def test_a_tool_is_charged_with_its_children(tmp_path: Path) -> None:
     burn = repr(BURN.format(0.3))
     code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-S', '-c', {burn}])\nprint('done')"
-    found = run(python(code), tmp_path)
+    found = Tool(python(code), tmp_path).finish()
     assert found.output == "done\n"
     assert 0.25 <= found.cpu_seconds < 3
     assert not list(tmp_path.iterdir())
@@ -104,7 +104,7 @@ def test_a_server_that_ignores_the_polite_signal_is_ended(
 ) -> None:
     guard = tmp_path / "impatient.py"
     guard.write_text(processes.GUARD.read_text().replace("GRACE_S = 10.0", "GRACE_S = 0.3"))
-    monkeypatch.setattr(processes, "GUARD", guard)
+    monkeypatch.setattr(Server, "under", (*Server.under[:-1], str(guard)))
     code = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('up', 'w')\ntime.sleep(600)"
     )
@@ -145,8 +145,9 @@ def test_nothing_is_left_when_the_comparison_itself_is_killed(tmp_path: Path) ->
 
 
 def test_a_server_that_ends_by_itself_says_what_it_printed(tmp_path: Path) -> None:
+    command = python("print('no licence', flush=True); raise SystemExit(3)")
     with pytest.raises(Failed, match=r"ended with 3: no licence"):
-        started(python("print('no licence', flush=True); raise SystemExit(3)"), tmp_path, lambda: False)
+        started(NATS.settings[0], tmp_path, command, {}, lambda: False)
 
 
 def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
@@ -167,27 +168,27 @@ def test_a_port_listens_or_does_not() -> None:
 
 def test_a_tool_that_fails_says_what_it_printed(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="ended with 1: no such server"):
-        run(python("print('no such server'); raise SystemExit(1)"), tmp_path)
+        Tool(python("print('no such server'); raise SystemExit(1)"), tmp_path).finish()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_tool_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(Failed, match=r"was not done within 0\.2 s"):
-        run(python("import time; time.sleep(600)"), tmp_path, timeout_s=0.2)
+        Tool(python("import time; time.sleep(600)"), tmp_path).finish(0.2)
     assert time.monotonic() - began < 60
 
 
 def test_a_tool_is_waited_for_until_it_says_a_word(tmp_path: Path) -> None:
     tool = Tool(python("print('expecting 5', flush=True)\nimport time; time.sleep(600)"), tmp_path)
-    tool.wait_for("expecting")
+    tool.wait(lambda: "expecting" in tool.said())
     tool.kill()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_tool_that_ends_without_the_word_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="did not say 'expecting': hello"):
-        Tool(python("print('hello')"), tmp_path).wait_for("expecting")
+    with pytest.raises(Failed, match="ended with 0: hello"):
+        Tool(python("print('hello')"), tmp_path).wait(lambda: False)
 
 
 # --- the network ---
@@ -314,7 +315,7 @@ def test_programs_and_jars_are_found_where_they_are_named(
     assert KAFKA.version() == "4.1.0"
 
 
-def setting_of(product: Peer, name: str) -> Setting:
+def setting_of(product: Product, name: str) -> Setting:
     return next(setting for setting in product.settings if setting.name == name)
 
 
@@ -323,7 +324,7 @@ def test_an_old_server_is_not_asked_for_what_it_cannot(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "nats_version", lambda: (2, 9, 10))
     assert "no sync_interval: always" in NATS.missing(setting_of(NATS, "jetstream file sync-always"))
     assert NATS.missing(setting_of(NATS, "jetstream file")) == ""
-    assert "2.12" in NatsBench("batch").missing(setting_of(NATS, "jetstream file"), "publish")
+    assert "2.12" in NATS_BATCHES.missing(setting_of(NATS, "jetstream file"), "publish")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +339,7 @@ def test_an_old_server_is_not_asked_for_what_it_cannot(monkeypatch: pytest.Monke
     ],
 )
 def test_what_a_tool_cannot_measure_is_said(
-    product: Peer, setting: str, workload: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    product: Product, setting: str, workload: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Program, "path", lambda program: f"/{program.name}")
     chosen = setting_of(product, setting)
@@ -347,7 +348,7 @@ def test_what_a_tool_cannot_measure_is_said(
 
 
 @pytest.mark.parametrize("product", [NATS, REDIS, RABBITMQ, KAFKA], ids=lambda product: product.name)
-def test_every_setting_of_a_peer_has_a_client_and_a_tool(product: Peer) -> None:
+def test_every_setting_of_a_peer_has_a_client_and_a_tool(product: Product) -> None:
     for setting in product.settings:
         assert {client.kind for client in product.clients(setting)} == {"python", "tool"}
 
@@ -362,7 +363,10 @@ def work(workload: str, **more: object) -> Work:
     return Work(workload=workload, **{**known, **more})  # type: ignore[arg-type]
 
 
-RUNNING = Running(setting=NATS.settings[0], directory=Path(), server=None, address={"durability": "fsync"})
+RUNNING = Running(
+    setting=NATS.settings[0], directory=Path(), pids=list, stop=lambda: None,
+    address={"durability": "fsync"},
+)  # fmt: skip
 
 
 def test_numbers_are_read_from_what_tools_print() -> None:
@@ -418,9 +422,8 @@ def test_danube_bench_at_another_level_is_a_failure() -> None:
         read_bench('{"durability": "written"}', RUNNING, work("publish"), SPENT)
 
 
-def test_a_redis_without_the_level_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redis_without_the_level_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "ask", lambda port, *words: "*4\r\n")
-    launch = peers.redis_launch(setting_of(REDIS, "redis streams always"), tmp_path)
     with pytest.raises(Failed, match="did not take appendfsync always"):
-        launch.check()
-    assert peers.redis_launch(setting_of(REDIS, "redis pub/sub"), tmp_path).check() is None  # type: ignore[func-returns-value]
+        peers.redis_obeys(6379, "always")
+    assert peers.redis_obeys(6379, "")

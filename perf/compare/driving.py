@@ -23,21 +23,9 @@ LAST_ARRIVALS_S = 0.5  # a reader of what is not stored is stopped so long after
 UNSTORED = "nothing is stored that could be read again"
 
 
-class Clock:
-    """CPU time of server and clients between two moments."""
-
-    def __init__(self, running: Running, clients: Sequence[Child]) -> None:
-        self._running = running
-        self._clients = [child.pid for child in clients]
-        self._before = self._now()
-
-    def _now(self) -> tuple[float, float]:
-        return cpu_seconds(self._running.pids()), cpu_seconds(self._clients)
-
-    def spent(self) -> Spent:
-        """Read while the clients still exist."""
-        server, client = self._now()
-        return Spent(server=server - self._before[0], client=client - self._before[1])
+def cpu(running: Running, clients: Sequence[Child]) -> Spent:
+    """CPU time of server and clients until now; read while the clients still exist."""
+    return Spent(server=cpu_seconds(running.pids()), client=cpu_seconds(child.pid for child in clients))
 
 
 def answer(child: Child) -> dict[str, Any]:
@@ -46,9 +34,15 @@ def answer(child: Child) -> dict[str, Any]:
     return found
 
 
-def rate_turn(found: dict[str, Any], spent: Spent) -> Turn:
-    """A turn from a load's moments and its number of records."""
-    return Turn(rate=per_second(found), seconds=seconds(found), records=found["records"], spent=spent)
+def turn_of(found: dict[str, Any], spent: Spent) -> Turn:
+    """A turn from the moments and the number of records of a load, or from the times of its sends."""
+    if "p50_us" not in found:
+        return Turn(rate=per_second(found), seconds=seconds(found), records=found["records"], spent=spent)
+    count, lasted_s = found["count"], found["seconds"]
+    return Turn(
+        rate=count / lasted_s, seconds=lasted_s, records=count, p50_us=found["p50_us"],
+        p99_us=found["p99_us"], spent=spent,
+    )  # fmt: skip
 
 
 def unstored(setting: Setting, workload: str) -> str:
@@ -76,12 +70,15 @@ class Scripted:
         return places.no_package(self.package) if self.package else ""
 
     def turn(self, running: Running, work: Work) -> Turn:
-        ways: dict[str, Callable[[Running, Work, ExitStack], Turn]] = {
-            "publish": self._publish, "latency": self._latency,
-            "e2e": self._end_to_end, "replay": self._replay,
-        }  # fmt: skip
         with ExitStack() as stack:
-            return ways[work.workload](running, work, stack)
+            if work.workload == "replay":
+                chosen = replace(work, count=min(work.count, self.stored(running, work)))
+                return self._timed("replay", running, chosen, stack, subscription=running.next_name())
+            self.create(running, work, stack)
+            if work.workload == "e2e":
+                return self._end_to_end(running, work, stack)
+            role = "ack_latency" if work.workload == "latency" else "publish"
+            return self._timed(role, running, work, stack)
 
     def options(self, running: Running, work: Work) -> dict[str, Any]:
         """What every role is told."""
@@ -107,49 +104,37 @@ class Scripted:
         child.go()
         return child.result(TURN_TIMEOUT_S)
 
-    def _timed(self, child: Child, running: Running) -> tuple[dict[str, Any], Spent]:
-        clock = Clock(running, [child])
+    def _ready(self, role: str, running: Running, work: Work, stack: ExitStack, **more: Any) -> Child:
+        child = self.child(role, running, work, **more)
+        stack.callback(child.close)
+        return child.wait_ready()
+
+    def _timed(self, role: str, running: Running, work: Work, stack: ExitStack, **more: Any) -> Turn:
+        child = self._ready(role, running, work, stack, **more)
+        before = cpu(running, [child])
         child.go()
-        return answer(child), clock.spent()
-
-    def _publish(self, running: Running, work: Work, stack: ExitStack) -> Turn:
-        self.create(running, work, stack)
-        return rate_turn(*self._timed(self._ready("publish", running, work, stack), running))
-
-    def _latency(self, running: Running, work: Work, stack: ExitStack) -> Turn:
-        self.create(running, work, stack)
-        found, spent = self._timed(self._ready("ack_latency", running, work, stack), running)
-        count, lasted_s = found["count"], found["seconds"]
-        return Turn(
-            rate=count / lasted_s, seconds=lasted_s, records=count, p50_us=found["p50_us"],
-            p99_us=found["p99_us"], spent=spent,
-        )  # fmt: skip
+        found = answer(child)
+        return turn_of(found, cpu(running, [child]) - before)
 
     def _end_to_end(self, running: Running, work: Work, stack: ExitStack) -> Turn:
         """Reader first, then the producer; what was delivered, from the first send to the last arrival."""
-        self.create(running, work, stack)
         stored = running.setting.level is not Level.TAKEN
         sent_count = work.count + self.options(running, work)["warm_count"]
         wanted = {"subscription": running.next_name(), "record_count": sent_count if stored else 0}
         reader = self._ready("read", running, work, stack, **wanted)
         producer = self._ready("publish", running, work, stack)
-        clock = Clock(running, [producer, reader])
+        before = cpu(running, [producer, reader])
         producer.go()
         sent = answer(producer)
         if not stored:
             time.sleep(LAST_ARRIVALS_S)  # what is still on its way; the clock ends with the last arrival
             reader.go()
         found = answer(reader)
-        spent = clock.spent()
+        spent = cpu(running, [producer, reader]) - before
         delivered = max(0, found["records"] - (sent_count - sent["records"]))
         ended = max(sent["ended_ns"], found["ended_ns"])
         moments = {"started_ns": sent["started_ns"], "ended_ns": ended, "records": delivered}
-        return replace(rate_turn(moments, spent), lost=max(0, sent_count - found["records"]))
-
-    def _replay(self, running: Running, work: Work, stack: ExitStack) -> Turn:
-        chosen = replace(work, count=min(work.count, self.stored(running, work)))
-        child = self._ready("replay", running, chosen, stack, subscription=running.next_name())
-        return rate_turn(*self._timed(child, running))
+        return replace(turn_of(moments, spent), lost=max(0, sent_count - found["records"]))
 
     def stored(self, running: Running, work: Work) -> int:
         """How many records the topic for replays holds; it is filled when it is new."""
@@ -162,11 +147,6 @@ class Scripted:
         self.run("create", running, work)
         self.run("fill", running, work, record_count=work.stored)
         running.stored[work.topic] = work.stored
-
-    def _ready(self, role: str, running: Running, work: Work, stack: ExitStack, **more: Any) -> Child:
-        child = self.child(role, running, work, **more)
-        stack.callback(child.close)
-        return child.wait_ready()
 
 
 # -- tools --------------------------------------------------------------------------------------------
@@ -226,7 +206,7 @@ class Tool:
 
     def measured(self, running: Running, work: Work) -> Turn:
         """Run it; what it printed, with its CPU time and the server's."""
-        before = cpu_seconds(running.pids())
+        before = cpu(running, [])
         finished = Process(self.command(running, work), running.directory, self.environment).finish()
-        spent = Spent(server=cpu_seconds(running.pids()) - before, client=finished.cpu_seconds)
+        spent = replace(cpu(running, []) - before, client=finished.cpu_seconds)
         return self.read(finished.output, running, work, spent)

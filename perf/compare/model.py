@@ -162,6 +162,9 @@ class Spent:
     server: float
     client: float
 
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(server=self.server - before.server, client=self.client - before.client)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:

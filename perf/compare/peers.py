@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from perf.compare.driving import Scripted, Tool, number, steady
+from perf.compare.driving import Scripted, Tool, cpu, number, steady
 from perf.compare.model import Failed, Level, Product, Running, Setting, Spent, Turn, Work
 from perf.compare.places import Jars, Program
-from perf.compare.processes import Server, cpu_seconds, listens
+from perf.compare.processes import Server, listens
 from perf.compare.processes import Tool as Process
 from perf.grpc_door import WARM, built
 from perf.turns import Skipped
@@ -121,7 +121,7 @@ class NatsBench(Tool):
         if work.workload != "e2e":
             return super().measured(running, work)
         with ExitStack() as stack:
-            before = cpu_seconds(running.pids())
+            before = cpu(running, [])
             reader = Process(nats_bench("async", running, work, True), running.directory)
             stack.callback(reader.kill)
             reader.wait(lambda: "expecting" in reader.said())
@@ -129,7 +129,7 @@ class NatsBench(Tool):
             stack.callback(writer.kill)
             done = [writer.finish(), reader.finish()]
             client = max(one.cpu_seconds for one in done)  # of the first to start: of both
-            spent = Spent(server=cpu_seconds(running.pids()) - before, client=client)
+            spent = replace(cpu(running, []) - before, client=client)
         return steady(min(number(NATS_RATE, one.output) for one in done), work, spent)
 
 
@@ -327,12 +327,12 @@ def read_perf_test(printed: str, running: Running, work: Work, spent: Spent) -> 
     """Rates, or at one at a time the percentiles of the last line."""
     side = "receiving" if work.workload == "e2e" else "sending"
     rate, printed = number(rf"{side} rate avg: (\d+) msg/s", printed), printed.strip()
+    turn = steady(rate, work, spent)
     if work.workload != "latency":
-        return steady(rate, work, spent)
+        return turn
     found = r"confirm latency min/median/75th/95th/99th {}.*s\s*$"
     p50_us, p99_us = (number(found.format(place), printed) for place in (r"\d+/(\d+)/", r"(?:\d+/){4}(\d+)"))
-    lasted_s = work.count / work.rate
-    return Turn(rate=rate, seconds=lasted_s, records=work.count, p50_us=p50_us, p99_us=p99_us, spent=spent)
+    return replace(turn, p50_us=p50_us, p99_us=p99_us)
 
 
 def stream_perf_test(running: Running, work: Work) -> list[str]:

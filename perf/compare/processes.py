@@ -86,6 +86,11 @@ class Started:
                 raise Failed(f"{self.name} was not ready within {timeout_s:g} s: {self.said()}")
             time.sleep(0.05)
 
+    def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
 
 class Server(Started):
     """A server under a guard: a process tree that can be accounted for and that ends with this process."""
@@ -150,9 +155,7 @@ class Tool(Started):
         return Finished(printed, _children_s() - self._before)
 
     def kill(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+        super().kill()
         self.output.unlink(missing_ok=True)
 
 

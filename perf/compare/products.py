@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import danube
 from perf.compare import places
-from perf.compare.driving import Scripted, Tool
+from perf.compare.driving import Scripted, Tool, steady
 from perf.compare.model import GROUPS, Failed, Level, Product, Running, Setting, Spent, Turn, Work
 from perf.compare.peers import PEERS, RUST_LONE
 from tests.broker_process import BrokerProcess
@@ -67,10 +68,7 @@ def read_bench(printed: str, running: Running, work: Work, spent: Spent) -> Turn
     count = found["records"]
     if work.workload == "latency":
         p50_us, p99_us = found["ack_us"]["p50"], found["ack_us"]["p99"]
-        lasted_s = count / work.rate
-        return Turn(
-            rate=work.rate, seconds=lasted_s, records=count, p50_us=p50_us, p99_us=p99_us, spent=spent
-        )
+        return replace(steady(work.rate, work, spent), p50_us=p50_us, p99_us=p99_us)
     known = None if work.workload == "replay" else spent  # also that of storing the records
     return Turn(
         rate=found["records_per_second"], seconds=found["seconds"], records=count, lost=found["missing"],

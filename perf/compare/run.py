@@ -9,20 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf.compare.model import (
-    GROUPS,
-    Client,
-    Failed,
-    Product,
-    Row,
-    Running,
-    Setting,
-    Turn,
-    Work,
-    group_of,
-    refuse_unfair,
-    summary,
-)  # fmt: skip
+from perf.compare.model import GROUPS, Failed, Row, Turn, Work, group_of, refuse_unfair, summary
+
+from perf.compare.model import Client, Product, Running, Setting  # isort: skip
 from perf.machine import touch
 from perf.turns import GIB
 from tests.broker_process import BrokerFailed

@@ -27,7 +27,6 @@ from typing import Any
 from perf.soak.soak import EXIT_CODES, STOPPED, Settings, Soak, State, StateRefused, text
 from perf.soak.store import KINDS, NoStore
 
-ROOT = Path(__file__).resolve().parents[2]
 USAGE = 2
 LOCK = "soak.lock"
 
@@ -45,42 +44,35 @@ def positive(words: str) -> float:
     return seconds_between(words)[0]
 
 
+def minutes(words: str) -> float:
+    return 60 * positive(words)
+
+
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """What was given; of the settings only those that were."""
     parser = argparse.ArgumentParser(
         prog="python -m perf.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, kind, default, told in (
-        ("minutes", positive, 120.0, "how long, over all sessions (120)"),
-        ("seed", int, None, "of everything random; drawn when it is not given"),
-        ("report", Path, None, "write what was found to this file, as JSON"),
-        ("directory", Path, ROOT / "soak-runs", "data, samples, state (soak-runs)"),
-        ("epoch-minutes", positive, 5.0, "how often history is judged (5)"),
-        (
-            "fault-every",
-            seconds_between,
-            (30.0, 60.0),
-            "LEAST-MOST seconds between two faults (30-60)",
-        ),
-        ("sample-every", positive, 5.0, "seconds (5)"),
-        ("settle", float, 5.0, "seconds after a fault, before samples count again (5)"),
-        ("rate", positive, 20.0, "records/s of each producer (20)"),
-        ("workers", int, 2, "of the broker (2)"),
+    add = parser.add_argument
+    add("--seed", type=int, help="of everything random; drawn when it is not given")
+    add("--report", type=Path, help="write what was found to this file, as JSON")
+    add("--restart", action="store_true", help="forget the run that is in the directory")
+    for name, setting, kind, told in (
+        ("minutes", "total_s", minutes, "how long, over all sessions (120)"),
+        ("directory", "directory", Path, "data, samples, state (soak-runs)"),
+        ("epoch-minutes", "epoch_s", minutes, "how often history is judged (5)"),
+        ("fault-every", "fault_every_s", seconds_between, "LEAST-MOST seconds between two faults (30-60)"),
+        ("sample-every", "sample_every_s", positive, "seconds (5)"),
+        ("settle", "settle_s", float, "seconds after a fault, before samples count again (5)"),
+        ("rate", "rate", positive, "records/s of each producer (20)"),
+        ("workers", "workers", int, "of the broker (2)"),
     ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=told)
+        add(f"--{name}", dest=setting, metavar=name.upper(), type=kind, default=argparse.SUPPRESS, help=told)
     gentle = "gentle: none ends a process, for slopes of long lives; alternate: four epochs each"
-    parser.add_argument("--faults", choices=["all", "gentle", "alternate"], default="alternate", help=gentle)
+    add("--faults", choices=["all", "gentle", "alternate"], default=argparse.SUPPRESS, help=gentle)
     store = "tiered storage; auto: an S3 server where there is one, else a directory"
-    parser.add_argument("--store", choices=KINDS, default="auto", help=store)
-    parser.add_argument("--restart", action="store_true", help="forget the run that is in the directory")
+    add("--store", choices=KINDS, default=argparse.SUPPRESS, help=store)
     return parser.parse_args(words)
-
-
-def settings_of(given: argparse.Namespace) -> Settings:
-    return Settings(
-        directory=given.directory.absolute(), total_s=given.minutes * 60, epoch_s=given.epoch_minutes * 60,
-        fault_every_s=given.fault_every, sample_every_s=given.sample_every, settle_s=given.settle,
-        workers=given.workers, rate=given.rate, store=given.store, faults=given.faults,
-    )  # fmt: skip
 
 
 def stopping(stopped: threading.Event) -> None:
@@ -119,30 +111,31 @@ def claimed(directory: Path, restart: bool) -> Iterator[None]:
         yield
 
 
-def run(given: argparse.Namespace) -> dict[str, Any]:
-    settings, stopped = settings_of(given), threading.Event()
-    with claimed(settings.directory, given.restart):
-        state = State.load(settings.directory / "state.json", given.seed, settings.lasting)
+def run(settings: Settings, seed: int | None, restart: bool) -> dict[str, Any]:
+    stopped = threading.Event()
+    with claimed(settings.directory, restart):
+        state = State.load(settings.directory / "state.json", seed, settings.lasting)
         soak = Soak(settings, state, say, stopped)
         stopping(stopped)
-        done_min = soak.record.last_s / 60
+        done_min = soak.record.latest.at_s / 60
         goes_on = f", {done_min:.1f} done" if done_min else ""
-        say(f"soak of {given.minutes:g} min{goes_on}, seed {state.seed}, store {soak.store.kind}")
+        say(f"soak of {settings.total_s / 60:g} min{goes_on}, seed {state.seed}, store {soak.store.kind}")
         return soak.run()
 
 
 def main(words: list[str] | None = None) -> int:
-    given = arguments(words)
+    given = vars(arguments(words))
+    seed, report, restart = (given.pop(name) for name in ("seed", "report", "restart"))
     try:
-        found = run(given)
+        found = run(Settings(**given), seed, restart)
     except (StateRefused, NoStore) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
         say("left at once; the open epoch is not judged")
         return EXIT_CODES[STOPPED]
-    if given.report:
-        given.report.write_text(json.dumps(found, indent=2) + "\n")
+    if report:
+        report.write_text(json.dumps(found, indent=2) + "\n")
     say(text(found))
     return EXIT_CODES[found["verdict"]]
 

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -140,20 +139,24 @@ MIB = 1 << 20
 BLOCKS = 120  # points of the long run
 BLOCK_S_MIN = 60.0
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
+EACH_S = 0.001  # blocks in which no two samples are
 
 # Proportional memory has no bound: it changes with whoever else maps the same libraries.
-WITHIN_LIVES = {
+_WITHIN_LIVES = {
     "private_bytes": Bound(per_hour=1 * MIB, slack=16 * MIB),
     "descriptors": Bound(per_hour=0.0, slack=6),
     "threads": Bound(per_hour=0.0, slack=2),
 }
-# Young processes differ among each other by how young they are.
-LONG_RUN = {**WITHIN_LIVES, "private_bytes": Bound(per_hour=1 * MIB, slack=24 * MIB)}
-# Pauses are short and processes young, so these only catch what would fill a machine within hours.
-BETWEEN_FAULTS = {
-    "private_bytes": Bound(per_hour=256 * MIB, slack=16 * MIB),
-    "descriptors": Bound(per_hour=120.0, slack=6),
-    "threads": Bound(per_hour=60.0, slack=2),
+BOUNDS = {
+    # Pauses are short and processes young, so these only catch what would fill a machine within hours.
+    "between faults": {
+        "private_bytes": Bound(per_hour=256 * MIB, slack=16 * MIB),
+        "descriptors": Bound(per_hour=120.0, slack=6),
+        "threads": Bound(per_hour=60.0, slack=2),
+    },
+    "within lives": _WITHIN_LIVES,
+    # Young processes differ among each other by how young they are.
+    "long run": {**_WITHIN_LIVES, "private_bytes": Bound(per_hour=1 * MIB, slack=24 * MIB)},
 }
 CAPACITIES = {"data_files": SEGMENTS_MAX + 512}  # the cache of objects, and the logs of this load
 ON_DISK = Bound(per_hour=16 * MIB, slack=256 * MIB)
@@ -173,10 +176,7 @@ class Rules:
     settled_s: float = 600.0
     long_life_s: float = 120.0  # that a settled process must go on to live
     block_s_min: float = BLOCK_S_MIN
-    long_run: Mapping[str, Bound] = field(default_factory=lambda: LONG_RUN)
-    between_faults: Mapping[str, Bound] = field(default_factory=lambda: BETWEEN_FAULTS)
-    within_lives: Mapping[str, Bound] = field(default_factory=lambda: WITHIN_LIVES)
-    on_disk: Bound = ON_DISK
+    bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=lambda: BOUNDS)
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,6 @@ class Finding:
     slope: Slope | None
     limit_per_hour: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "growth": str(self.growth)}
-
 
 def findings(record: Record, rules: Rules) -> list[Finding]:
     """Every slope that has a bound, in a fixed order."""
@@ -205,19 +202,20 @@ def findings(record: Record, rules: Rules) -> list[Finding]:
         young = old[old["age_s"] <= rules.young_s]
         pauses = [one for _, one in old.groupby(["interval", "life"])]
         lives = [one for _, one in settled.groupby("life") if np.ptp(one["at_s"]) >= rules.long_life_s]
-        for metric, bound in rules.between_faults.items():
-            strata = [(one["at_s"].to_numpy(), one[metric].to_numpy(float)) for one in pauses]
-            found.append(_finding(role, metric, "between faults", strata, bound))
-        for metric, bound in rules.within_lives.items():
-            strata = [blocks(one["at_s"], one[metric], rules.long_life_s / LIFE_BLOCKS) for one in lives]
-            found.append(_finding(role, metric, "within lives", strata, bound))
-        for metric, bound in rules.long_run.items():
-            strata = [_blocked(young, metric, rules)]
-            found.append(_finding(role, metric, "long run", strata, bound))
+        chosen = {
+            "between faults": (pauses, EACH_S),
+            "within lives": (lives, rules.long_life_s / LIFE_BLOCKS),
+            "long run": ([young], _long_run_block_s(young, rules)),
+        }
+        for when, (tables, block_s) in chosen.items():
+            for metric, bound in rules.bounds[when].items():
+                strata = [blocks(one["at_s"], one[metric], block_s) for one in tables]
+                found.append(_finding(role, metric, when, strata, bound))
     places = record.places
     for name in sorted(places.columns.drop("at_s", errors="ignore")):
-        strata = [_blocked(places[places["at_s"] >= rules.disk_warm_up_s], name, rules)]
-        found.append(_finding(PLACES, name, "long run", strata, rules.on_disk))
+        table = places[places["at_s"] >= rules.disk_warm_up_s]
+        stratum = blocks(table["at_s"], table[name], _long_run_block_s(table, rules))
+        found.append(_finding(PLACES, name, "long run", [stratum], ON_DISK))
     return found
 
 
@@ -245,9 +243,9 @@ def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: B
     return Finding(whose, metric, when, judge(found, bound), found, limit)
 
 
-def _blocked(table: pd.DataFrame, name: str, rules: Rules) -> Stratum:
+def _long_run_block_s(table: pd.DataFrame, rules: Rules) -> float:
     span_s = float(np.ptp(table["at_s"])) if len(table) else 0.0
-    return blocks(table["at_s"], table[name], max(rules.block_s_min, span_s / BLOCKS))
+    return max(rules.block_s_min, span_s / BLOCKS)
 
 
 def shown(metric: str) -> Callable[[float], str]:

@@ -7,9 +7,7 @@ topic that outlives epochs, synced before each acknowledgement, and what it stor
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ from typing import Any
 from danube import sync
 from danube.load import stamp
 from danube.load.number_set import NumberSet
-from tests.broker_process import ROOT, BrokerProcess, die_with_parent
+from perf.compare.processes import Started
+from tests.broker_process import ROOT, BrokerProcess
 
 KEPT_TOPIC = "/default/soak"
 SIZES = "100:6,1KiB:3,16KiB:1"
@@ -31,23 +30,15 @@ EXPECTED = "requests"
 NEVER = "acknowledged at level"
 
 
-class Load:
+class Load(Started):
     """One ``danube load`` until it is told to drain; its report is JSON in ``folder``."""
 
     def __init__(self, broker: BrokerProcess, folder: Path, name: str, rate: float) -> None:
-        self.report_path, self.output = folder / f"{name}.json", folder / f"{name}.output"
+        self.report_path = folder / f"{name}.json"
         command = [sys.executable, "-m", "danube", "load", "-s", broker.address, "--sizes", SIZES]
         command += ["--grpc-broker", broker.grpc_address, "--json", str(self.report_path), *LOADS[name]]
-        with self.output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, "--rate", str(rate), "--drain-timeout", "60s"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                preexec_fn=die_with_parent,
-            )
+        command += ["--rate", str(rate), "--drain-timeout", "60s"]
+        super().__init__(command, folder, {"PYTHONPATH": str(ROOT)})
 
     def halt(self) -> None:
         """Let producers stop and consumers take what is left."""
@@ -55,20 +46,14 @@ class Load:
 
     def report(self, timeout_s: float) -> dict[str, Any]:
         """The audited result; RuntimeError when there is none."""
-        self._process.wait(timeout_s)
+        code = self._process.wait(timeout_s)
         if not self.report_path.exists():
-            said = self.output.read_text(errors="replace")[-2_000:]
-            raise RuntimeError(f"danube load ended with {self._process.returncode} and no report: {said}")
+            raise RuntimeError(f"danube load ended with {code} and no report: {self.said()}")
         return dict(json.loads(self.report_path.read_text()))
 
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
-
-    def close(self) -> None:
-        if not self.ended:
-            self._process.kill()
-            self._process.wait()
 
 
 def make_kept_topic(address: str, retention_ms: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -19,7 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from danube.core.partition.tier_plan import TierSettings
+from danube.host.files import replace_durably
 from perf.machine import fingerprint
 from perf.soak.growth import Growth, Rules, findings, over_capacity, shown
 from perf.soak.load import KEPT_TOPIC, LOADS, Load, make_kept_topic, stored_records, unread, violations_of
@@ -37,8 +39,11 @@ PROGRESS_S = 60.0
 START_S, HEAL_S, DRAIN_S, STOP_S, VERIFY_S = 60.0, 60.0, 300.0, 60.0, 600.0
 OUTPUT_BYTES_MAX = 32 << 20
 PHASE_EPOCHS = 4  # processes grow while they are young: they need some epochs to be followed
+ENDING = {**WEIGHTS, "kill_mover": 2}
 GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be followed
 EXAMPLES_SHOWN = 40
+COUNTED = ("sent", "acknowledged", "not_known", "reconnects", "retries")
+NOWHERE = "/nowhere"  # no region yet
 Say = Callable[[str], None]
 
 
@@ -46,8 +51,8 @@ Say = Callable[[str], None]
 class Settings:
     """Options of a run; times in seconds.  Those of :attr:`lasting` must not change when it is resumed."""
 
-    directory: Path
-    total_s: float
+    directory: Path = ROOT / "soak-runs"
+    total_s: float = 7200.0
     epoch_s: float = 300.0
     fault_every_s: tuple[float, float] = (30.0, 60.0)
     sample_every_s: float = 5.0
@@ -92,9 +97,10 @@ class StateRefused(Exception):
 class State:
     """Everything that must survive a stop; :meth:`save` replaces its file as a whole."""
 
-    path: Path
+    path: str  # of its file
     seed: int
     options: dict[str, Any]
+    format: int = FORMAT
     epochs: int = 0  # that were begun
     open: bool = False  # the last one was not judged
     sessions: int = 0
@@ -108,34 +114,28 @@ class State:
     def load(cls, path: Path, seed: int | None, options: dict[str, Any]) -> State:
         """The run of this directory, or a new one; raises StateRefused when it is another run."""
         if not path.exists():
-            return cls(path, seed if seed is not None else int.from_bytes(os.urandom(4), "big"), options)
+            drawn = int.from_bytes(os.urandom(4), "big")
+            return cls(str(path), drawn if seed is None else seed, options)
         try:
-            found = json.loads(path.read_text())
-            version, _ = found.pop("format"), found.pop("path")
-            counted = {name: Counter(found.pop(name)) for name in ("faults", "totals", "violations")}
-            state = cls(path=path, **found, **counted)
-        except (ValueError, KeyError, TypeError) as error:
+            state = msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=lambda _, one: Counter(one))
+        except msgspec.MsgspecError as error:
             raise StateRefused(f"{path} cannot be read ({error}); --restart begins anew") from error
-        given = {"seed": state.seed if seed is None else seed, **options}
+        if state.format != FORMAT:
+            raise StateRefused(f"{path} has format {state.format}, not {FORMAT}; --restart begins anew")
         known = {"seed": state.seed, **state.options}
+        given = {"seed": state.seed if seed is None else seed, **options}
         differing = [name for name in given if given[name] != known.get(name)]
-        changes = [f"{name} {known.get(name)}, not {given[name]}" for name in differing]
-        if version != FORMAT:
-            raise StateRefused(f"{path} has format {version}, not {FORMAT}; --restart begins anew")
-        if changes:
+        if differing:
+            changes = (f"{name} {known.get(name)}, not {given[name]}" for name in differing)
             raise StateRefused(
                 f"the run in {path.parent} was started with {', '.join(changes)};"
                 " go on with the same, begin anew with --restart, or name another --directory"
             )
+        state.path = str(path)
         return state
 
     def save(self) -> None:
-        new = self.path.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump({**vars(self), "path": "", "format": FORMAT}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.path)
+        replace_durably(Path(self.path), msgspec.json.encode(self))
 
     def add(self, kind: str, *examples: str) -> None:
         """Note violations of one kind."""
@@ -149,17 +149,18 @@ class Soak:
     def __init__(self, settings: Settings, state: State, say: Say, stopped: threading.Event) -> None:
         """Raise NoStore when the store that is asked for, or that the run began with, is not here."""
         self.settings, self.state, self.say, self.stopped = settings, state, say, stopped
-        self.store = Store(settings.store, settings.directory / "store", state.seed)
+        self.directory = settings.directory.absolute()
+        self.store = Store(settings.store, self.directory / "store", state.seed)
         began = state.options.setdefault("chosen_store", self.store.kind)
         if began != self.store.kind:
             raise NoStore(f"the run began with the store {began}, and here is only {self.store.kind}")
-        self.record = Record(settings.directory / "samples.jsonl")
-        self.data_dir = settings.directory / "data"
+        self.record = Record(self.directory / "samples.jsonl")
+        self.data_dir = self.directory / "data"
         self.broker = BrokerProcess(self.data_dir, workers=settings.workers)
         places = {
             "data": lambda: disk_bytes(self.data_dir),
-            "store": lambda: disk_bytes(settings.directory / "store"),
-            "region": lambda: _file_bytes(self.broker.statistics().get("region", "")),
+            "store": lambda: disk_bytes(self.directory / "store"),
+            "region": lambda: disk_bytes(Path(self.broker.statistics().get("region", NOWHERE))),
         }
         self.watch = Watch(
             self.record, Faults(), self.broker.processes, places, data=f"{self.data_dir}/",
@@ -178,14 +179,16 @@ class Soak:
             with ExitStack() as stack:
                 if self._guarded(lambda: self._start(stack)):
                     self._epochs()
-                    self._finish()
+                    if not self.state.violations:  # else what is there stays as it was found
+                        self._guarded(self._stop)
         self.record.close()
         return self.report()
 
     @property
     def _complete(self) -> bool:
         """Whether no epoch is open and none fits any more."""
-        return not self.state.open and not self.settings.load_s(self.settings.total_s - self.record.last_s)
+        left_s = self.settings.total_s - self.record.latest.at_s
+        return not self.state.open and not self.settings.load_s(left_s)
 
     def _start(self, stack: ExitStack) -> None:
         stack.callback(self.store.close)
@@ -223,7 +226,7 @@ class Soak:
     def _epoch(self, number: int, load_s: float) -> None:
         """Load with faults, drain, audit, and read what was stored; what passed is cleared away."""
         started, address = time.monotonic(), self.broker.address
-        folder = self.settings.directory / f"epoch-{number}"
+        folder = self.directory / f"epoch-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         base = stored_records(address)[f"{KEPT_TOPIC} 0"]
@@ -233,7 +236,7 @@ class Soak:
             self.phase = "load"
             loads = [Load(self.broker, folder, name, self.settings.rate) for name in LOADS]
             for load in loads:
-                stack.callback(load.close)
+                stack.callback(load.kill)
             wait_until(lambda: self._more_than(base), START_S, "records stored")
             fired = self._torment(self._nemesis(journal, number), loads, load_s)
             self.phase = "drain"
@@ -254,13 +257,12 @@ class Soak:
         return stored_records(self.broker.address)[f"{KEPT_TOPIC} 0"] > base
 
     def _nemesis(self, journal: Journal, number: int) -> Nemesis:
-        weights = dict(GENTLE)
         alternate = self.settings.faults == "alternate" and number // PHASE_EPOCHS % 2 == 0
-        if self.settings.faults == "all" or alternate:
-            weights = {**WEIGHTS, **({"kill_mover": 2} if self.store.has_mover else {})}
+        ending = self.settings.faults == "all" or alternate
+        more = self.store.faults()
+        weights = {**(ENDING if ending else GENTLE), **dict.fromkeys(more, 1)}
         seed = f"{self.state.seed} {number} {self.state.sessions}"
-        weights |= self.store.fault_weights
-        return Nemesis(self.broker, journal, seed, weights=weights, more=self.store.faults())
+        return Nemesis(self.broker, journal, seed, weights=weights, more=more)
 
     def _torment(self, nemesis: Nemesis, loads: list[Load], load_s: float) -> list[str]:
         source, every_s = random.Random(f"epoch {nemesis.seed}"), self.settings.fault_every_s
@@ -277,7 +279,7 @@ class Soak:
 
     def _fire(self, nemesis: Nemesis) -> None:
         """One fault, and wait until a record is acknowledged again in the synced topic."""
-        self.watch.faults.begin("fault")
+        self.watch.faults.begin()
         try:
             nemesis.fire()
         finally:
@@ -291,14 +293,8 @@ class Soak:
         for report in reports:
             for kind, examples in violations_of(report).items():
                 state.add(kind, *(f"epoch {number}: {one}" for one in examples))
-            records = report["records"]
+            state.totals.update({name: report["records"][name] for name in COUNTED})
             failed = sum(one["count"] for one in report["findings"] if one["kind"] == "requests")
-            state.totals.update(
-                {
-                    name: records[name]
-                    for name in ("sent", "acknowledged", "not_known", "reconnects", "retries")
-                }
-            )
             state.totals["failed_requests"] += failed
             for one in report["subscriptions"]:
                 state.totals.update(deliveries=one["received"], redeliveries=one["duplicates"])
@@ -316,23 +312,18 @@ class Soak:
 
     # -- the end ------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        """Stop the broker, which must leave with 0, and have another reader look at all that it stored."""
-        if not self.state.violations:  # else what is there stays as it was found
-            self.phase = "stop"
-            self.watch.faults.begin("stop")
-            self._guarded(self._stop)
-
     def _stop(self) -> None:
+        """Stop the broker, which must leave with 0, and have another reader look at all that it stored."""
+        self.phase = "stop"
+        self.watch.faults.begin()
         code = self.broker.stop(STOP_S)
         if code != 0:
             raise RuntimeError(f"SIGTERM left with {code}\n{self.broker.output_tail()}")
         self.phase = "verify"
-        url, words, environment = self.store.location()
-        command = [sys.executable, "-m", "danube", "verify", str(self.data_dir), *([url] if url else [])]
+        words, environment = self.store.location()
         ran = subprocess.run(
-            [*command, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
-            timeout=VERIFY_S, check=False,
+            [sys.executable, "-m", "danube", "verify", str(self.data_dir), *words], cwd=ROOT,
+            env={**os.environ, **environment}, capture_output=True, text=True, timeout=VERIFY_S, check=False,
         )  # fmt: skip
         if ran.returncode:
             said = ran.stdout[-3000:] + ran.stderr[-1000:]
@@ -352,10 +343,9 @@ class Soak:
             f"faults {_counts(state.faults)}",
             f"acknowledged {state.totals['acknowledged']:,}, violations {_counts(state.violations)}",
         ]
-        processes, places = latest or ({}, {})
-        for role, one in sorted(processes.items()):
+        for role, one in sorted(latest.processes.items()):
             parts.append(f"{role} {one.private_bytes / MIB:.0f} MiB {one.descriptors} fds")
-        parts += [f"{name} {size / MIB:.0f} MiB" for name, size in sorted(places.items())]
+        parts += [f"{name} {size / MIB:.0f} MiB" for name, size in sorted(latest.places.items())]
         return " | ".join(parts)
 
     def report(self) -> dict[str, Any]:
@@ -370,12 +360,12 @@ class Soak:
         return {
             "verdict": FAILED if failed else PASSED if self._complete else STOPPED,
             "time": datetime.now(UTC).isoformat(timespec="seconds"), "seed": state.seed,
-            "minutes": round(self.record.last_s / 60, 2), "asked_minutes": settings.total_s / 60,
+            "minutes": round(self.record.latest.at_s / 60, 2), "asked_minutes": settings.total_s / 60,
             "sessions": state.sessions, "epochs": state.epochs, "store": self.store.kind,
             "workers": settings.workers, "faults": dict(state.faults), "totals": dict(state.totals),
             "violations": dict(violations), "examples": [*exceeded, *state.examples], "notes": state.notes,
-            "growth": [one.as_dict() for one in slopes], "largest": self.record.largest,
-            "machine": fingerprint(settings.directory),
+            "growth": msgspec.to_builtins(slopes), "largest": self.record.largest,
+            "machine": fingerprint(self.directory),
         }  # fmt: skip
 
 
@@ -408,11 +398,3 @@ def _slope(one: dict[str, Any]) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
-
-
-def _file_bytes(path: str) -> int:
-    """Blocks of one file, through a link; 0 while nobody has it."""
-    try:
-        return Path(path).stat().st_blocks * 512 if path else 0
-    except OSError:
-        return 0

@@ -1,4 +1,4 @@
-"""Where tiered storage goes: an S3 server behind a proxy that can fail, a directory, or nowhere.
+"""Where tiered storage goes: an S3 server behind a proxy that can fail, or a directory.
 
 What is stored lies in the run's own directory, so that a run which was stopped finds it again; for that
 reason the server is MinIO and never one that keeps its objects in memory.
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import nemesis
-from tests.crash.store_faults import STORE_FAULTS, for_nemesis
+from tests.crash.store_faults import for_nemesis
 from tests.fakes.s3_proxy import S3Proxy
 from tests.s3_server import NoServer, S3Server, find
 
-KINDS = ("auto", "s3", "directory", "none")
+KINDS = ("auto", "s3", "directory")
 BUCKET = "soak"
 # Small and hasty, so that every part of tiering happens within a minute.
 SETTINGS = {
@@ -33,14 +33,14 @@ class NoStore(Exception):
 
 
 class Store:
-    """The store of a run; ``kind`` is what was chosen: s3, directory or none."""
+    """The store of a run; ``kind`` is what was chosen: s3 or directory."""
 
     def __init__(self, kind: str, directory: Path, seed: int) -> None:
         """Raise NoStore when ``s3`` is asked for and there is no server that keeps its objects."""
-        self.kind, self.directory, self._seed = kind, directory, seed
+        self.kind, self.directory, self._seed = "directory", directory, seed
         self._server: S3Server | None = None
         self._proxy: S3Proxy | None = None
-        if kind not in ("auto", "s3"):
+        if kind == "directory":
             return
         try:
             program = find()
@@ -49,20 +49,14 @@ class Store:
         except NoServer as error:
             if kind == "s3":
                 raise NoStore(str(error)) from None
-            self.kind = "directory"
             return
-        self.kind = "s3"
-        directory.mkdir(parents=True, exist_ok=True)
-        self._server = S3Server(program, _folder=directory)
+        self.kind, self._server = "s3", S3Server(program, _folder=directory)
 
     def open(self) -> dict[str, str]:
         """Start what must run; the broker's environment."""
-        if self.kind == "none":
-            return {"DANUBE_WAL__SEGMENT_SIZE": SETTINGS["DANUBE_WAL__SEGMENT_SIZE"]}
+        self.directory.mkdir(parents=True, exist_ok=True)
         if self._server is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            url = f"file://{self.directory.absolute()}"
-            return SETTINGS | {"DANUBE_STORAGE__MODE": "shared_fs", "DANUBE_STORAGE__URL": url}
+            return SETTINGS | {"DANUBE_STORAGE__MODE": "shared_fs", "DANUBE_STORAGE__URL": self._url}
         self._server.start()
         client = self.client()
         if not client.bucket_exists(BUCKET):
@@ -70,14 +64,17 @@ class Store:
         self._proxy = S3Proxy("127.0.0.1", self._server.port, client=client, seed=self._seed).start()
         return SETTINGS | self._server.environ(BUCKET, "run", endpoint=self._proxy.endpoint)
 
-    def location(self) -> tuple[str, list[str], dict[str, str]]:
-        """Url, arguments and environment with which a command of Danube reads the store."""
-        if self.kind == "none":
-            return "", [], {}
+    @property
+    def _url(self) -> str:
+        return f"file://{self.directory.absolute()}"
+
+    def location(self) -> tuple[list[str], dict[str, str]]:
+        """Arguments and environment with which a command of Danube reads the store."""
         if self._server is None:
-            return f"file://{self.directory.absolute()}", [], {}
+            return [self._url], {}
         environment = self._server.environ(BUCKET, "run")
-        return environment["DANUBE_STORAGE__URL"], ["--s3-endpoint", self._server.endpoint], environment
+        url = environment["DANUBE_STORAGE__URL"]
+        return [url, "--s3-endpoint", self._server.endpoint], environment
 
     def client(self) -> Any:
         """A bare client of the server, past the proxy."""
@@ -94,14 +91,6 @@ class Store:
     def faults(self) -> dict[str, nemesis.Fault]:
         """Faults of this store, for a nemesis."""
         return for_nemesis(self._proxy) if self._proxy is not None else {}
-
-    @property
-    def fault_weights(self) -> dict[str, int]:
-        return dict.fromkeys(STORE_FAULTS, 1) if self._proxy is not None else {}
-
-    @property
-    def has_mover(self) -> bool:
-        return self.kind != "none"
 
     def forget_requests(self) -> None:
         """Drop the proxy's memory of its requests, which no long run could keep."""

@@ -7,16 +7,17 @@ when it is quiet: no fault is going on and the last one ended a while ago.  Time
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import pandas as pd
 
 PLACES = "places"
@@ -41,11 +42,18 @@ class Reading(NamedTuple):
 METRICS = Reading._fields[2:]
 
 
-class Sample(NamedTuple):
-    """Everything at one moment: ``processes`` by role, ``places`` bytes by name."""
+@dataclass(frozen=True)
+class Sample:
+    """Everything at one moment: ``processes`` by role, ``places`` bytes by name, and when that was.
+
+    ``interval`` is the number of faults so far.
+    """
 
     processes: dict[str, Reading]
     places: dict[str, int]
+    at_s: float = 0.0
+    interval: int = 0
+    quiet: bool = False
 
 
 def read_process(pid: int, data: str = "") -> Reading | None:
@@ -84,11 +92,11 @@ def _descriptors(folder: Path, data: str) -> tuple[int, int]:
 
 
 def disk_bytes(root: Path) -> int:
-    """Bytes on disk of a file or of all files under a folder; what goes away meanwhile is not counted."""
+    """Blocks of a file, also through a link, or of all under a folder; what goes away is not counted."""
     total = 0
     for path in (root, *root.rglob("*")):
         with suppress(OSError):
-            total += 0 if path.is_dir() else path.lstat().st_blocks * 512
+            total += 0 if path.is_dir() else path.stat().st_blocks * 512
     return total
 
 
@@ -105,44 +113,37 @@ class Record:
     """What was sampled so far; :meth:`add` also appends to ``path``, from which a new one is read."""
 
     def __init__(self, path: Path) -> None:
-        self.last_s = 0.0
-        self.latest: Sample | None = None
-        self._processes: list[tuple[Any, ...]] = []
-        self._places: list[dict[str, float]] = []
         path.touch()
         whole = b"".join(one for one in path.read_bytes().splitlines(True) if one.endswith(b"\n"))
         path.write_bytes(whole)  # the last line of a session that was killed may have been cut
-        for line in map(json.loads, whole.splitlines()):
-            processes = {role: Reading(*values) for role, values in line["processes"].items()}
-            self._keep(line["at_s"], line["interval"], line["quiet"], Sample(processes, line["places"]))
-        self._file = path.open("a", buffering=1)
+        self.samples = [msgspec.json.decode(line, type=Sample) for line in whole.splitlines()]
+        self._file = path.open("ab", buffering=0)
 
     def add(self, at_s: float, interval: int, quiet: bool, sample: Sample) -> None:
-        """``interval`` is the number of faults so far."""
-        line = {"at_s": round(at_s, 2), "interval": interval, "quiet": quiet, **sample._asdict()}
-        self._file.write(json.dumps(line) + "\n")
-        self._keep(at_s, interval, quiet, sample)
+        self.samples.append(replace(sample, at_s=round(at_s, 2), interval=interval, quiet=quiet))
+        self._file.write(msgspec.json.encode(self.latest) + b"\n")
 
     def close(self) -> None:
         self._file.close()
 
-    def _keep(self, at_s: float, interval: int, quiet: bool, sample: Sample) -> None:
-        self.last_s, self.latest = at_s, sample
-        self._processes += [(at_s, interval, quiet, name, *one) for name, one in sample.processes.items()]
-        self._places.append({"at_s": at_s, **sample.places})
-
-    def __len__(self) -> int:
-        return len(self._places)
+    @property
+    def latest(self) -> Sample:
+        return self.samples[-1] if self.samples else Sample({}, {})
 
     @property
     def processes(self) -> pd.DataFrame:
         """A row for each reading."""
-        return pd.DataFrame(self._processes, columns=["at_s", "interval", "quiet", "name", *Reading._fields])
+        rows = [
+            (one.at_s, one.interval, one.quiet, name, *reading)
+            for one in self.samples
+            for name, reading in one.processes.items()
+        ]
+        return pd.DataFrame(rows, columns=["at_s", "interval", "quiet", "name", *Reading._fields])
 
     @property
     def places(self) -> pd.DataFrame:
         """A row for each sample, a column for each place."""
-        return pd.DataFrame(self._places)
+        return pd.DataFrame([{"at_s": one.at_s, **one.places} for one in self.samples])
 
     @property
     def largest(self) -> dict[str, dict[str, float]]:
@@ -153,22 +154,21 @@ class Record:
 
 @dataclass
 class Faults:
-    """Which fault is going on, how many there were, and since when it is quiet."""
+    """How many faults there were, and since when it is quiet."""
 
     clock: Callable[[], float] = time.monotonic
     count: int = 0
-    running: str = ""
-    ended_s: float = float("-inf")
+    ended_s: float = -math.inf  # of the last one; infinite while it goes on
 
-    def begin(self, name: str) -> None:
-        self.count, self.running = self.count + 1, name
+    def begin(self) -> None:
+        self.count, self.ended_s = self.count + 1, math.inf
 
     def end(self) -> None:
-        self.running, self.ended_s = "", self.clock()
+        self.ended_s = self.clock()
 
     def quiet_for(self, seconds: float) -> bool:
         """Whether no fault is going on and none ended in the last ``seconds``."""
-        return not self.running and self.clock() - self.ended_s >= seconds
+        return self.clock() - self.ended_s >= seconds
 
 
 class Watch:
@@ -193,7 +193,7 @@ class Watch:
         self.died: list[str] = []
         self._take = lambda: take(processes, places, data)
         self._every_s, self._settle_s, self._on_sample = every_s, settle_s, on_sample
-        self._started = time.monotonic() - record.last_s
+        self._started = time.monotonic() - record.latest.at_s
         self._known: dict[str, str] = {}
         self._known_s = time.monotonic()
         self._stopped = threading.Event()
@@ -201,7 +201,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="soak-watch", daemon=True)
 
     def __enter__(self) -> Watch:
-        self._started = time.monotonic() - self.record.last_s
+        self._started = time.monotonic() - self.record.latest.at_s
         self._thread.start()
         return self
 
@@ -213,10 +213,6 @@ class Watch:
     def run_s(self) -> float:
         """Seconds of the run, over all its sessions."""
         return time.monotonic() - self._started
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
 
     def take_died(self) -> list[str]:
         """What was noticed since the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -14,16 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.soak.growth import (
-    BETWEEN_FAULTS,
-    LONG_RUN,
-    Bound,
-    Finding,
-    Growth,
-    Rules,
-    findings,
-    over_capacity,
-)
+from perf.soak.growth import BOUNDS, Bound, Finding, Growth, Rules, findings, over_capacity
 from perf.soak.watch import (
     EXCUSED_S,
     METRICS,
@@ -72,7 +64,7 @@ def watched(folder: Path, *leaks: str, points: int = 60) -> list[Finding]:
     with process(*leaks) as pid:
         watch = Watch(record, Faults(), lambda: {"worker-0": pid}, {}, every_s=0.03, settle_s=0.0)
         with watch:
-            wait_until(lambda: len(record) >= points, 60, "enough samples")
+            wait_until(lambda: len(record.samples) >= points, 60, "enough samples")
         watch.check()
         assert not watch.died
     record.close()
@@ -80,7 +72,7 @@ def watched(folder: Path, *leaks: str, points: int = 60) -> list[Finding]:
     bounds = {"private_bytes": memory, "descriptors": count, "threads": count}
     rules = Rules(
         life_warm_up_s=0.2, young_s=1e9, settled_s=0.2, long_life_s=0.5, block_s_min=0.05,
-        long_run=bounds, between_faults=bounds, within_lives=bounds,
+        bounds=dict.fromkeys(BOUNDS, bounds),
     )  # fmt: skip
     return findings(record, rules)
 
@@ -215,9 +207,9 @@ def test_more_data_files_than_there_may_be_are_told(hours: Hours) -> None:
 
 
 def test_the_bounds_of_long_runs_are_those_that_were_promised() -> None:
-    assert LONG_RUN["private_bytes"].limit(72 * 3600) == MIB
-    assert LONG_RUN["descriptors"].limit(72 * 3600) < 0.1
-    assert set(BETWEEN_FAULTS) <= set(METRICS)
+    assert BOUNDS["long run"]["private_bytes"].limit(72 * 3600) == MIB
+    assert BOUNDS["long run"]["descriptors"].limit(72 * 3600) < 0.1
+    assert all(set(bounds) <= set(METRICS) for bounds in BOUNDS.values())
 
 
 # -- samples ----------------------------------------------------------------------------------------
@@ -282,14 +274,14 @@ def test_a_record_is_read_back_and_goes_on(tmp_path: Path) -> None:
     record.close()
     path.write_bytes(path.read_bytes() + b'{"at_s": 3.0, "inter')  # the process was killed
     again = Record(path)
-    assert again.last_s == 2.0 and again.places["at_s"].tolist() == [1.0, 2.0]
+    assert again.latest.at_s == 2.0 and again.places["at_s"].tolist() == [1.0, 2.0]
     assert again.processes["quiet"].tolist() == [True, False]
     again.add(3.0, 1, True, sample)
     again.close()
-    assert [line.startswith('{"at_s"') for line in path.read_text().splitlines()] == [True] * 3
+    assert [json.loads(line)["at_s"] for line in path.read_text().splitlines()] == [1.0, 2.0, 3.0]
     third = Record(path)
     third.close()
-    assert third.largest["places"] == {"data": 5.0} and third.last_s == 3.0
+    assert third.largest["places"] == {"data": 5.0} and third.latest.at_s == 3.0
 
 
 def read_self() -> Reading:
@@ -346,7 +338,7 @@ def test_a_process_that_a_fault_ended_is_excused(tmp_path: Path, clock: Clock, w
         pids = {"worker-0": pid}
         watch = watch_of(tmp_path, faults, pids)
         watch.sample()
-    faults.begin("kill_worker")
+    faults.begin()
     if not while_running:
         faults.end()
         clock.now_s += EXCUSED_S - 1
@@ -360,7 +352,7 @@ def test_samples_near_a_fault_do_not_count(tmp_path: Path, clock: Clock) -> None
     with process() as pid:
         watch = watch_of(tmp_path, faults, {"worker-0": pid})
         watch.sample()
-        faults.begin("pause_worker")
+        faults.begin()
         watch.sample()
         faults.end()
         clock.now_s += 1
@@ -379,7 +371,7 @@ def test_an_error_of_the_thread_is_raised_where_the_run_can_end(tmp_path: Path) 
 
     record = Record(tmp_path / "samples.jsonl")
     with Watch(record, Faults(), broken, {}, every_s=0.01) as watch:
-        wait_until(lambda: not watch.running, 30, "the thread ended")
+        wait_until(lambda: watch._error is not None, 30, "the thread ended")
     with pytest.raises(RuntimeError, match="sampling failed: no /proc"):
         watch.check()
     record.close()

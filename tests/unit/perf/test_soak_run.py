@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +202,7 @@ def test_a_line_a_minute_says_how_far_it_is(tmp_path: Path) -> None:
 def test_a_second_signal_leaves_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(given: object) -> None:
+    def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "run", interrupted)
@@ -281,9 +280,10 @@ def test_without_a_server_that_keeps_its_objects_a_directory_is_the_store(
 ) -> None:
     monkeypatch.setattr(store, "find", lambda: Program("moto", Path("moto")))
     made = Store("auto", tmp_path / "store", 1)
-    assert made.kind == "directory" and made.has_mover
-    assert made.open()["DANUBE_STORAGE__URL"] == f"file://{tmp_path}/store"
-    assert (made.faults(), made.fault_weights) == ({}, {})
+    assert made.kind == "directory"
+    url = f"file://{tmp_path}/store"
+    assert made.open()["DANUBE_STORAGE__URL"] == url and made.location() == ([url], {})
+    assert made.faults() == {}
     made.close()
     with pytest.raises(NoStore, match="in memory"):
         Store("s3", tmp_path / "store", 1)
@@ -304,12 +304,6 @@ def test_a_run_does_not_go_on_with_another_store(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 5)
     soak.record.close()
     soak.state.save()
-    settings = replace(soak.settings, store="none")
-    with pytest.raises(NoStore, match="began with the store directory, and here is only none"):
-        Soak(settings, soak.state, lambda line: None, threading.Event())
-
-
-def test_no_store_needs_no_mover(tmp_path: Path) -> None:
-    made = Store("none", tmp_path / "store", 1)
-    assert not made.has_mover and "DANUBE_STORAGE__URL" not in made.open()
-    assert made.location() == ("", [], {})
+    soak.state.options["chosen_store"] = "s3"
+    with pytest.raises(NoStore, match="began with the store s3, and here is only directory"):
+        Soak(soak.settings, soak.state, lambda line: None, threading.Event())

@@ -26,7 +26,7 @@ from perf.compare.model import Product, Row, Unfair, group_of
 from perf.compare.processes import congestion_control, enter_own_network
 from perf.compare.products import products
 from perf.compare.report import DOCUMENT, HISTORY, Run, last_runs, show, written
-from perf.compare.run import WORKLOADS, Comparison, Options
+from perf.compare.run import WORKLOADS, Comparison
 from perf.machine import file_system, fingerprint
 
 ROUNDS_LEAST, SCALE_LEAST = 5, 0.5  # of a comparison that is recorded
@@ -137,11 +137,11 @@ def measure(options: argparse.Namespace) -> int:
             raise ValueError(
                 f"{directory} is on {kind}, where nothing is synced: name one on a disk with --directory"
             )
-        chosen = Options(
+        comparison = Comparison(
             directory=directory, products=products(options.workers), workloads=options.workload,
             sizes=options.size, only=options.only, rounds=options.rounds, scale=options.scale,
+            note=lambda note: print(note, file=sys.stderr, flush=True),
         )  # fmt: skip
-        comparison = Comparison(chosen, lambda note: print(note, file=sys.stderr, flush=True))
         if kind in MEMORY_KINDS:
             comparison.skip("durability", f"data lies on {kind}: whatever a level says, it is all in memory")
         facts = {

@@ -64,8 +64,8 @@ def version_in(pattern: str, text: str) -> str:
 
 # -- NATS ---------------------------------------------------------------------------------------------
 
-NATS_SERVER = Program("nats-server", "DANUBE_COMPARE_NATS_SERVER", "install the package nats-server")
-NATS_TOOL = Program("nats", "DANUBE_COMPARE_NATS")
+NATS_SERVER = Program("nats-server", "install the package nats-server")
+NATS_TOOL = Program("nats")
 NATS_RATE = r"stats: ([\d,]+) msgs/sec"
 NATS_PYTHON = Scripted(name="nats-py", script="nats_peer.py", package="nats")
 NATS_IN_FLIGHT = (4_000, 64 * MIB)
@@ -169,8 +169,8 @@ NATS = Product(
 
 # -- Redis --------------------------------------------------------------------------------------------
 
-REDIS_SERVER = Program("redis-server", "DANUBE_COMPARE_REDIS_SERVER", "install the package redis-server")
-REDIS_TOOL = Program("redis-benchmark", "DANUBE_COMPARE_REDIS_BENCHMARK", "install the package redis-tools")
+REDIS_SERVER = Program("redis-server", "install the package redis-server")
+REDIS_TOOL = Program("redis-benchmark", "install the package redis-tools")
 REDIS_PIPELINE = (500, 4 * MIB)
 FILE_BYTES_MAX = 2 << 30  # a longer append-only file is rewritten between two turns
 SETTLE_TIMEOUT_S = 120.0
@@ -290,10 +290,8 @@ REDIS = Product(
 
 # -- RabbitMQ -----------------------------------------------------------------------------------------
 
-RABBIT_VARIABLE, RABBIT_HOW = "DANUBE_COMPARE_RABBITMQ_SERVER", "install the package rabbitmq-server"
-RABBIT_SERVER = Program("rabbitmq-server", RABBIT_VARIABLE, RABBIT_HOW)
-PERF_TEST = Jars("perf-test", "DANUBE_COMPARE_PERF_TEST")
-STREAM_PERF_TEST = Jars("stream-perf-test", "DANUBE_COMPARE_STREAM_PERF_TEST")
+RABBIT_SERVER = Program("rabbitmq-server", "install the package rabbitmq-server")
+PERF_TEST, STREAM_PERF_TEST = Jars("perf-test"), Jars("stream-perf-test")
 RABBIT_IN_FLIGHT = (1_000, 16 * MIB)
 PREFETCH = 1_000
 KEEPS_NOTHING = "a queue keeps nothing to be read again"
@@ -419,8 +417,7 @@ RABBITMQ = Product(
 
 # -- Kafka --------------------------------------------------------------------------------------------
 
-KAFKA_JARS = Jars("kafka", "DANUBE_COMPARE_KAFKA")
-KAFKA_TOOLS = KAFKA_JARS._replace(kind="kafka-tools-[0-9]*.jar")
+KAFKA_JARS, KAFKA_TOOLS = Jars("kafka"), Jars("kafka", "kafka-tools-[0-9]*.jar")
 KAFKA_PYTHON = Scripted(name="confluent-kafka", script="kafka_peer.py", package="confluent_kafka")
 FETCHED = r"(?m)^\d{4}-\d\d-\d\d.*,\s*([\d.]+)\s*$"  # last column of the last line: a second while fetching
 KAFKA_PRODUCER = (
@@ -515,7 +512,8 @@ KAFKA = Product(
 
 # -- Danube in Rust, where somebody has built one -----------------------------------------------------
 
-RUST_SERVER = Program("danube-broker", "DANUBE_COMPARE_DANUBE_RUST")
+# Not danube-broker, as which this repository's broker is installed.
+RUST_SERVER = Program("danube-broker-rust", "link the one that you have built to this name, on PATH")
 
 
 def rust_lone(running: Running, work: Work) -> list[str]:
@@ -535,7 +533,7 @@ def read_rust_lone(printed: str, running: Running, work: Work, spent: Spent) -> 
 
 
 RUST_LONE = Tool(
-    name="danube-client, Rust", needs=Program("cargo", "", "install Rust"), command=rust_lone,
+    name="danube-client, Rust", needs=Program("cargo", "install Rust"), command=rust_lone,
     read=read_rust_lone, lone=True,
 )  # fmt: skip
 # It makes topics by using them, and cannot delete one.

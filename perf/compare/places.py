@@ -30,51 +30,39 @@ def why_not(name: str) -> str:
 
 
 class Program(NamedTuple):
-    """A program: named by the variable, fetched by the setup, or installed; ``how`` one gets it.
+    """A program: fetched by the setup, or installed; ``how`` one gets it where the setup does not.
 
     ``missing()`` says in words why it is not here, and nothing when it is.
     """
 
     name: str
-    variable: str = ""
     how: str = ""
 
     def path(self) -> str:
         """Its path; empty for none."""
-        if named := os.environ.get(self.variable, "") if self.variable else "":
-            return named if os.access(named, os.X_OK) and Path(named).is_file() else ""
         folders = [str(tools_folder() / "bin"), os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]
         return shutil.which(self.name, path=os.pathsep.join(folders)) or ""
 
     def missing(self) -> str:
-        if self.path():
-            return ""
-        if named := os.environ.get(self.variable, "") if self.variable else "":
-            return f"{self.variable} names {named}, which is not a program"
-        how = self.how or (why_not(self.name) if (tools_folder() / "missing" / self.name).exists() else "")
-        ways = " or ".join(filter(None, [how, self.variable and f"name it with {self.variable}"]))
-        return f"{self.name} is not installed" + (f" ({ways})" if ways else "")
+        return "" if self.path() else f"{self.name} is not installed ({self.how or why_not(self.name)})"
 
 
 class Jars(NamedTuple):
     """A folder of Java archives; ``kind`` is one that must be among them."""
 
     name: str
-    variable: str
     kind: str = "*.jar"
 
     def path(self) -> str:
         """A class path of the folder or of its ``libs``; empty when there is none."""
-        folder = Path(os.environ.get(self.variable) or tools_folder() / "java" / self.name)
+        folder = tools_folder() / "java" / self.name
         return next((str(place / "*") for place in (folder, folder / "libs") if any(place.glob("*.jar"))), "")
 
     def missing(self) -> str:
         if not shutil.which("java"):
             return "no Java runtime"
         if not self.path():
-            if os.environ.get(self.variable):
-                return f"{self.variable} names {os.environ[self.variable]}, where no jars are"
-            return f"{self.name} is not here ({why_not(self.name)}; {self.variable} names a folder with jars)"
+            return f"{self.name} is not here ({why_not(self.name)})"
         return "" if any(Path(self.path()).parent.glob(self.kind)) else f"{self.kind} is not among the jars"
 
     def command(self, main: str, *options: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -41,24 +42,6 @@ SIZES = {
 }
 EXPECTED = (Failed, ChildFailed, BrokerFailed, OSError)
 PLAIN = str.maketrans(" /.=", "----")
-Note = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a run compares and how long it takes over it."""
-
-    directory: Path
-    products: Sequence[Product]
-    workloads: Sequence[str] = tuple(WORKLOADS)
-    sizes: Sequence[int] = ()  # () is those of each workload
-    only: Sequence[str] = ()  # names of products or settings; () is all
-    rounds: int = 5
-    scale: float = 1.0
-
-    @property
-    def turn_s(self) -> float:
-        return TURN_S * self.scale
 
 
 @dataclass(frozen=True)
@@ -77,10 +60,12 @@ class Skip:
 class Member:
     """One row while it is measured."""
 
+    workload: str
+    size: int
     product: Product
     running: Running
     client: Client
-    count: int = 0
+    count: int = 0  # of records in its next turn
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -91,54 +76,62 @@ class Member:
     def who(self) -> str:
         return f"{self.setting.name} ({self.client.name})"
 
-    def row(self, group: str, workload: str, size: int) -> Row:
+    def row(self) -> Row:
         """What its turns come to."""
         return Row(
-            workload=workload, size=size, group=group, product=self.product.name, setting=self.setting.name,
-            level=self.setting.level, promise=self.setting.promise, client=self.client.name,
-            kind=self.client.kind, ours=self.product.ours, version=self.product.version(),
-            **summary(self.turns),
+            workload=self.workload, size=self.size, group=group_of(self.setting.level),
+            product=self.product.name, setting=self.setting.name, level=self.setting.level,
+            promise=self.setting.promise, client=self.client.name, kind=self.client.kind,
+            ours=self.product.ours, version=self.product.version(), **summary(self.turns),
         )  # fmt: skip
 
 
+@dataclass(kw_only=True)
 class Comparison:
     """One run: yields a row for each that was measured; what was not is in ``skips``."""
 
-    def __init__(self, options: Options, note: Note = lambda text: None) -> None:
-        self.options = options
-        self.skips: list[Skip] = []
-        self._note = note
-        self._numbers = 0
+    directory: Path
+    products: Sequence[Product]
+    workloads: Sequence[str] = tuple(WORKLOADS)
+    sizes: Sequence[int] = ()  # () is those of each workload
+    only: Sequence[str] = ()  # names of products or settings; () is all
+    rounds: int = 5
+    scale: float = 1.0
+    note: Callable[[str], None] = lambda text: None
+    skips: list[Skip] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def turn_s(self) -> float:
+        return TURN_S * self.scale
 
     def rows(self) -> Iterator[Row]:
-        touch(self.options.directory, int(WARM_BYTES * self.options.scale))
+        touch(self.directory, int(WARM_BYTES * self.scale))
         for group in GROUPS:
             with ExitStack() as stack:
                 started = list(self._start(group, stack))
-                for workload in self.options.workloads:
-                    for size in self.options.sizes or SIZES[workload]:
-                        yield from self._measure(group, workload, size, started)
+                for workload in self.workloads:
+                    for size in self.sizes or SIZES[workload]:
+                        yield from self._measure(group, list(self._members(workload, size, started)))
 
     def skip(self, what: str, why: str, failed: bool = False) -> None:
         """Note, once, what is not measured."""
         found = Skip(what, why, failed)
         if found not in self.skips:
             self.skips.append(found)
-            self._note(str(found))
+            self.note(str(found))
 
     def _start(self, group: str, stack: ExitStack) -> Iterator[tuple[Product, Running]]:
         """The servers of a group; they stay idle while it is another's turn."""
-        only = self.options.only
-        for product in self.options.products:
+        for product in self.products:
             for setting in product.settings:
-                if group_of(setting.level) != group or (
-                    only and not {product.name, setting.name} & set(only)
-                ):
+                wanted = not self.only or not {product.name, setting.name}.isdisjoint(self.only)
+                if group_of(setting.level) != group or not wanted:
                     continue
                 if reason := product.missing(setting):
                     self.skip(setting.name, reason)
                     continue
-                directory = self.options.directory / setting.name.translate(PLAIN)
+                directory = self.directory / setting.name.translate(PLAIN)
                 directory.mkdir()
                 stack.callback(shutil.rmtree, directory, ignore_errors=True)
                 try:
@@ -149,22 +142,9 @@ class Comparison:
                 stack.callback(running.stop)
                 yield product, running
 
-    def _measure(
-        self, group: str, workload: str, size: int, started: Sequence[tuple[Product, Running]]
-    ) -> Iterator[Row]:
-        members = list(self._members(workload, started))
-        refuse_unfair(group, [member.row(group, workload, size) for member in members])
-        for number in range(self.options.rounds + 1):
-            for member in list(members):
-                try:
-                    self._turn(member, workload, size, number)
-                except EXPECTED as error:
-                    self.skip(f"{member.who}, {workload} {size}", str(error), failed=True)
-                    members.remove(member)
-        for member in members:
-            yield member.row(group, workload, size)
-
-    def _members(self, workload: str, started: Sequence[tuple[Product, Running]]) -> Iterator[Member]:
+    def _members(
+        self, workload: str, size: int, started: Sequence[tuple[Product, Running]]
+    ) -> Iterator[Member]:
         for product, running in started:
             for client in product.clients(running.setting):
                 if (workload == "lone") is not client.lone:
@@ -172,60 +152,72 @@ class Comparison:
                 if reason := client.missing(running.setting, workload):
                     self.skip(f"{client.name}, {workload}", reason)
                 else:
-                    yield Member(product, running, client)
+                    yield Member(workload, size, product, running, client)
 
-    def _turn(self, member: Member, workload: str, size: int, number: int) -> None:
+    def _measure(self, group: str, members: list[Member]) -> Iterator[Row]:
+        refuse_unfair(group, [member.row() for member in members])
+        for number in range(self.rounds + 1):
+            for member in list(members):
+                try:
+                    self._turn(member, number)
+                except EXPECTED as error:
+                    what = f"{member.who}, {member.workload} {member.size}"
+                    self.skip(what, str(error), failed=True)
+                    members.remove(member)
+        for member in members:
+            yield member.row()
+
+    def _turn(self, member: Member, number: int) -> None:
         """One turn; the first finds out how much work is enough, and counts only when it is the only one."""
-        if not number:
-            turn = self._calibrate(member, workload, size)
-        else:
-            turn = member.client.turn(member.running, self.work(member, workload, size))
+        turn = self._done(member) if number else self._calibrate(member)
         os.sync()  # what this turn left to be written is nobody else's burden
-        if number or not self.options.rounds:
+        if number or not self.rounds:
             member.turns.append(turn)
             figure = f"p50 {turn.p50_us:,.0f} us" if turn.p50_us is not None else f"{turn.rate:,.0f}/s"
-            level = member.setting.level.label
-            self._note(f"{workload} {size} B, round {number}: {member.who}: {figure} ({level})")
+            what = f"{member.workload} {member.size} B, round {number}"
+            self.note(f"{what}: {member.who}: {figure} ({member.setting.level.label})")
 
-    def _calibrate(self, member: Member, workload: str, size: int) -> Turn:
-        if workload == "latency":
-            member.count = max(LATENCY_LEAST, int(LATENCY_RATE * self.options.turn_s))
-            return member.client.turn(member.running, self.work(member, workload, size))
-        member.count = min(FIRST_COUNT.get(size, 1_000), self._count_max(size))
-        before, turn = None, member.client.turn(member.running, self.work(member, workload, size))
+    def _done(self, member: Member) -> Turn:
+        """The next turn of a member; topics for replays keep their name."""
+        topic = f"{member.workload}-{member.size}"
+        if member.workload != "replay":
+            topic += f"-{next(self.numbers)}"
+        stored = min(int(member.product.stored_max * self.scale), self._count_max(member.size))
+        work = Work(
+            workload=member.workload, size=member.size, count=member.count, topic=topic,
+            stored=max(1, stored), seconds=self.turn_s, rate=LATENCY_RATE,
+        )  # fmt: skip
+        return member.client.turn(member.running, work)
+
+    def _calibrate(self, member: Member) -> Turn:
+        if member.workload == "latency":
+            member.count = max(LATENCY_LEAST, int(LATENCY_RATE * self.turn_s))
+            return self._done(member)
+        member.count = min(FIRST_COUNT.get(member.size, 1_000), self._count_max(member.size))
+        before, turn = None, self._done(member)
         for _ in range(CALIBRATIONS):
             if turn.records <= member.count // 2:  # all that is stored was read
                 break
             beginning = self._mostly_beginning(member, turn, before)
-            done, member.count = member.count, self._next_count(member, size, turn, before, beginning)
-            if member.count <= done or (not beginning and turn.seconds >= self.options.turn_s / 2):
+            done, member.count = member.count, self._next_count(member, turn, before, beginning)
+            if member.count <= done or (not beginning and turn.seconds >= self.turn_s / 2):
                 break
-            before, turn = turn, member.client.turn(member.running, self.work(member, workload, size))
+            before, turn = turn, self._done(member)
         return turn
 
     def _mostly_beginning(self, member: Member, turn: Turn, before: Turn | None) -> bool:
         """Whether a turn says little: it is short, or a tool's whose length does not follow its work yet."""
         if member.client.kind == "tool" and (before is None or turn.seconds < 1.5 * before.seconds):
             return True
-        return turn.seconds < self.options.turn_s / 4
+        return turn.seconds < self.turn_s / 4
 
-    def _next_count(self, member: Member, size: int, turn: Turn, before: Turn | None, beginning: bool) -> int:
+    def _next_count(self, member: Member, turn: Turn, before: Turn | None, beginning: bool) -> int:
         """Records that last a turn; of a tool, beside its own start."""
         rate = turn.rate
         if member.client.kind == "tool" and before is not None and not beginning:
             rate = (turn.records - before.records) / (turn.seconds - before.seconds)
-        wanted = max(1, int(rate * self.options.turn_s), 4 * member.count if beginning else 0)
-        return min(self._count_max(size), wanted, GROWTH * member.count)
+        wanted = max(1, int(rate * self.turn_s), 4 * member.count if beginning else 0)
+        return min(self._count_max(member.size), wanted, GROWTH * member.count)
 
     def _count_max(self, size: int) -> int:
-        return max(20, int(BYTES_MAX * self.options.scale) // size)
-
-    def work(self, member: Member, workload: str, size: int) -> Work:
-        """What a member does in its next turn; topics for replays keep their name."""
-        self._numbers += 1
-        topic = f"replay-{size}" if workload == "replay" else f"{workload}-{size}-{self._numbers}"
-        stored = min(int(member.product.stored_max * self.options.scale), self._count_max(size))
-        return Work(
-            workload=workload, size=size, count=member.count, topic=topic, stored=max(1, stored),
-            seconds=self.options.turn_s, rate=LATENCY_RATE,
-        )  # fmt: skip
+        return max(20, int(BYTES_MAX * self.scale) // size)

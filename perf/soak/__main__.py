@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from perf.soak.soak import EXIT_CODES, STOPPED, Settings, Soak, State, StateRefused, text
-from perf.soak.store import KINDS, NoStore
+from perf.soak.store import KINDS
+from tests.s3_server import NoServer
 
 USAGE = 2
 LOCK = "soak.lock"
@@ -128,7 +129,7 @@ def main(words: list[str] | None = None) -> int:
     seed, report, restart = (given.pop(name) for name in ("seed", "report", "restart"))
     try:
         found = run(Settings(**given), seed, restart)
-    except (StateRefused, NoStore) as refused:
+    except (StateRefused, NoServer) as refused:
         print(f"error: {refused}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:

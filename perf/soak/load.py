@@ -63,14 +63,10 @@ def make_kept_topic(address: str, retention_ms: int) -> None:
             client.admin.create_topic(KEPT_TOPIC, durability="fsync", retention_ms=retention_ms)
 
 
-def stored_records(address: str) -> dict[str, int]:
-    """Ends of all logs, by partition."""
+def kept_end(address: str) -> int:
+    """How many records the kept topic has had that a consumer may see."""
     with sync.connect(address) as client:
-        return {
-            f"{topic.topic} {number}": int(one["high_watermark"])
-            for topic in client.admin.list_topics()
-            for number, one in enumerate(client.admin.describe_topic(topic.topic).partitions)
-        }
+        return int(client.admin.describe_topic(KEPT_TOPIC).partitions[0]["high_watermark"])
 
 
 def unread(address: str, base: int, report: dict[str, Any]) -> list[str]:
@@ -79,8 +75,8 @@ def unread(address: str, base: int, report: dict[str, Any]) -> list[str]:
     Every record is whole, and so many different ones are there as were acknowledged, or had no answer.
     """
     run, seen, found = int(report["run"]["id"], 16), dict[int, NumberSet](), []
+    end = kept_end(address)
     with sync.connect(address) as client:
-        end = int(client.admin.describe_topic(KEPT_TOPIC).partitions[0]["high_watermark"])
         name, offset = f"history-{report['run']['id']}", base - 1
         with client.consumer(KEPT_TOPIC, name, "exclusive", start=base) as consumer:
             while offset < end - 1:

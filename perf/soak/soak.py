@@ -24,8 +24,8 @@ from danube.core.partition.tier_plan import TierSettings
 from danube.host.files import replace_durably
 from perf.machine import fingerprint
 from perf.soak.growth import Growth, Rules, findings, over_capacity, shown
-from perf.soak.load import KEPT_TOPIC, LOADS, Load, make_kept_topic, stored_records, unread, violations_of
-from perf.soak.store import NoStore, Store
+from perf.soak.load import LOADS, Load, kept_end, make_kept_topic, unread, violations_of
+from perf.soak.store import Store
 from perf.soak.watch import Faults, Record, Watch, disk_bytes
 from tests.broker_process import ROOT, BrokerProcess, wait_until
 from tests.crash.journal import Journal
@@ -90,7 +90,7 @@ class Settings:
 
 
 class StateRefused(Exception):
-    """The directory holds another run; the text says which and what to do."""
+    """The directory holds another run, or one that cannot go on; the text says which and what to do."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class State:
             return cls(str(path), drawn if seed is None else seed, options)
         try:
             state = msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=lambda _, one: Counter(one))
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise StateRefused(f"{path} cannot be read ({error}); --restart begins anew") from error
         if state.format != FORMAT:
             raise StateRefused(f"{path} has format {state.format}, not {FORMAT}; --restart begins anew")
@@ -138,8 +138,8 @@ class State:
         replace_durably(Path(self.path), msgspec.json.encode(self))
 
     def add(self, kind: str, *examples: str) -> None:
-        """Note violations of one kind."""
-        self.violations[kind] += len(examples)
+        """Note violations of one kind, if there are any."""
+        self.violations.update([kind] * len(examples))
         self.examples += examples
 
 
@@ -147,13 +147,13 @@ class Soak:
     """A run in its directory; :meth:`run` does all of it or goes on, and returns the report."""
 
     def __init__(self, settings: Settings, state: State, say: Say, stopped: threading.Event) -> None:
-        """Raise NoStore when the store that is asked for, or that the run began with, is not here."""
+        """Raise NoServer or StateRefused when the store asked for, or begun with, is not here."""
         self.settings, self.state, self.say, self.stopped = settings, state, say, stopped
         self.directory = settings.directory.absolute()
         self.store = Store(settings.store, self.directory / "store", state.seed)
         began = state.options.setdefault("chosen_store", self.store.kind)
         if began != self.store.kind:
-            raise NoStore(f"the run began with the store {began}, and here is only {self.store.kind}")
+            raise StateRefused(f"the run began with the store {began}, and here is only {self.store.kind}")
         self.record = Record(self.directory / "samples.jsonl")
         self.data_dir = self.directory / "data"
         self.broker = BrokerProcess(self.data_dir, workers=settings.workers)
@@ -208,8 +208,7 @@ class Soak:
             self.state.add("unfinished", "unfinished: " + traceback.format_exc(limit=-4))
             return False
         finally:
-            if died := self.watch.take_died():
-                self.state.add("died", *died)
+            self.state.add("died", *self.watch.take_died())
             self.state.save()
 
     # -- epochs -------------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ class Soak:
         folder = self.directory / f"epoch-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        base = stored_records(address)[f"{KEPT_TOPIC} 0"]
+        base = kept_end(address)
         with ExitStack() as stack:
             journal = Journal(folder / "nemesis.jsonl")
             stack.callback(journal.close)
@@ -237,14 +236,14 @@ class Soak:
             loads = [Load(self.broker, folder, name, self.settings.rate) for name in LOADS]
             for load in loads:
                 stack.callback(load.kill)
-            wait_until(lambda: self._more_than(base), START_S, "records stored")
+            wait_until(lambda: kept_end(address) > base, START_S, "records stored")
             fired = self._torment(self._nemesis(journal, number), loads, load_s)
             self.phase = "drain"
             for load in loads:
                 load.halt()
             reports = [load.report(DRAIN_S) for load in loads]
         self.phase = "read"
-        self._judge(number, reports, fired, unread(address, base, reports[1]))
+        self._judge(number, reports, unread(address, base, reports[1]))
         self.say(
             f"epoch {number}: {_counts(self.state.violations)} violated;"
             f" {sum(one['records']['acknowledged'] for one in reports):,} acknowledged,"
@@ -253,14 +252,10 @@ class Soak:
         if not self.state.violations:
             self._leave(folder)
 
-    def _more_than(self, base: int) -> bool:
-        return stored_records(self.broker.address)[f"{KEPT_TOPIC} 0"] > base
-
     def _nemesis(self, journal: Journal, number: int) -> Nemesis:
-        alternate = self.settings.faults == "alternate" and number // PHASE_EPOCHS % 2 == 0
-        ending = self.settings.faults == "all" or alternate
+        turns = {"all": True, "gentle": False, "alternate": number // PHASE_EPOCHS % 2 == 0}
         more = self.store.faults()
-        weights = {**(ENDING if ending else GENTLE), **dict.fromkeys(more, 1)}
+        weights = {**(ENDING if turns[self.settings.faults] else GENTLE), **dict.fromkeys(more, 1)}
         seed = f"{self.state.seed} {number} {self.state.sessions}"
         return Nemesis(self.broker, journal, seed, weights=weights, more=more)
 
@@ -285,10 +280,11 @@ class Soak:
         finally:
             self.watch.faults.end()
         self.state.faults[nemesis.fired[-1]] += 1
-        healed = stored_records(self.broker.address)[f"{KEPT_TOPIC} 0"]
-        wait_until(lambda: self._more_than(healed), HEAL_S, "a record acknowledged again")
+        address = self.broker.address
+        healed = kept_end(address)
+        wait_until(lambda: kept_end(address) > healed, HEAL_S, "a record acknowledged again")
 
-    def _judge(self, number: int, reports: list[dict[str, Any]], fired: list[str], unread: list[str]) -> None:
+    def _judge(self, number: int, reports: list[dict[str, Any]], unread: list[str]) -> None:
         state = self.state
         for report in reports:
             for kind, examples in violations_of(report).items():
@@ -298,8 +294,7 @@ class Soak:
             state.totals["failed_requests"] += failed
             for one in report["subscriptions"]:
                 state.totals.update(deliveries=one["received"], redeliveries=one["duplicates"])
-        if unread:
-            state.add("stored", *(f"epoch {number}: {one}" for one in unread))
+        state.add("stored", *(f"epoch {number}: {one}" for one in unread))
         state.open = False
         state.save()
 
@@ -331,12 +326,10 @@ class Soak:
 
     def _progress(self) -> None:
         """A line a minute; called by the thread that samples."""
-        if self.watch.run_s - self._told_s >= PROGRESS_S:
-            self._told_s = self.watch.run_s
-            self.say(self.progress_line(self._told_s))
-
-    def progress_line(self, run_s: float) -> str:
-        state, latest = self.state, self.record.latest
+        run_s, state, latest = self.watch.run_s, self.state, self.record.latest
+        if run_s - self._told_s < PROGRESS_S:
+            return
+        self._told_s = run_s
         parts = [
             f"{datetime.now(UTC):%H:%M:%S} {run_s / 60:.1f} of {self.settings.total_s / 60:g} min",
             f"epoch {max(0, state.epochs - 1)} {self.phase}",
@@ -346,7 +339,7 @@ class Soak:
         for role, one in sorted(latest.processes.items()):
             parts.append(f"{role} {one.private_bytes / MIB:.0f} MiB {one.descriptors} fds")
         parts += [f"{name} {size / MIB:.0f} MiB" for name, size in sorted(latest.places.items())]
-        return " | ".join(parts)
+        self.say(" | ".join(parts))
 
     def report(self) -> dict[str, Any]:
         """Everything that was found; ``verdict`` is passed, failed or stopped."""

@@ -10,33 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import nemesis
+from tests.crash.storage_run import TIERED
 from tests.crash.store_faults import for_nemesis
 from tests.fakes.s3_proxy import S3Proxy
 from tests.s3_server import NoServer, S3Server, find
 
 KINDS = ("auto", "s3", "directory")
 BUCKET = "soak"
-# Small and hasty, so that every part of tiering happens within a minute.
-SETTINGS = {
-    "DANUBE_WAL__SEGMENT_SIZE": "16MiB",
+# As small as in the crash check and nearly as hasty: every part of tiering happens within a minute.
+SETTINGS = TIERED | {
     "DANUBE_STORAGE__SEAL_AFTER": "5s",
     "DANUBE_STORAGE__LOCAL_RETENTION_TIME": "20s",
-    "DANUBE_STORAGE__CACHE_SIZE": "16MiB",
-    "DANUBE_STORAGE__MERGE_BELOW": "1MiB",
-    "DANUBE_STORAGE__MERGE_TO": "4MiB",
     "DANUBE_STORAGE__ORPHAN_AGE": "5m",
 }
-
-
-class NoStore(Exception):
-    """What was asked for is not here; the text says why."""
 
 
 class Store:
     """The store of a run; ``kind`` is what was chosen: s3 or directory."""
 
     def __init__(self, kind: str, directory: Path, seed: int) -> None:
-        """Raise NoStore when ``s3`` is asked for and there is no server that keeps its objects."""
+        """Raise NoServer when ``s3`` is asked for and there is no server that keeps its objects."""
         self.kind, self.directory, self._seed = "directory", directory, seed
         self._server: S3Server | None = None
         self._proxy: S3Proxy | None = None
@@ -46,9 +39,9 @@ class Store:
             program = find()
             if program.kind != "minio":
                 raise NoServer(f"{program.kind} keeps its objects in memory, and a run must outlive it")
-        except NoServer as error:
+        except NoServer:
             if kind == "s3":
-                raise NoStore(str(error)) from None
+                raise
             return
         self.kind, self._server = "s3", S3Server(program, _folder=directory)
 

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,17 +198,16 @@ class Watch:
         self._known: dict[str, str] = {}
         self._known_s = time.monotonic()
         self._stopped = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="soak-watch", daemon=True)
+        self._pool = ThreadPoolExecutor(1, "soak-watch")
 
     def __enter__(self) -> Watch:
         self._started = time.monotonic() - self.record.latest.at_s
-        self._thread.start()
+        self._sampling = self._pool.submit(self._run)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stopped.set()
-        self._thread.join()
+        self._pool.shutdown()
 
     @property
     def run_s(self) -> float:
@@ -221,17 +221,14 @@ class Watch:
 
     def check(self) -> None:
         """Raise what ended the thread."""
-        if self._error is not None:
-            raise RuntimeError(f"sampling failed: {self._error}") from self._error
+        if self._sampling.done():
+            self._sampling.result()
 
     def _run(self) -> None:
-        try:
-            while not self._stopped.is_set():
-                self.sample()
-                self._on_sample()
-                self._stopped.wait(self._every_s)
-        except Exception as error:  # told by check(), in the thread that can end the run
-            self._error = error
+        while not self._stopped.is_set():
+            self.sample()
+            self._on_sample()
+            self._stopped.wait(self._every_s)
 
     def sample(self) -> None:
         """Take one sample now."""

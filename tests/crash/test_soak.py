@@ -16,9 +16,10 @@ import pytest
 from danube import sync
 from danube.load import stamp
 from perf.soak.load import KEPT_TOPIC, make_kept_topic, unread
-from perf.soak.store import NoStore, Store
+from perf.soak.store import Store
 from tests.broker_process import ROOT, BrokerProcess, die_with_parent, wait_until
 from tests.crash.store_faults import STORE_FAULTS
+from tests.s3_server import NoServer
 
 pytestmark = pytest.mark.slow
 STOPPED = 3
@@ -119,7 +120,7 @@ def test_an_s3_store_keeps_its_objects_over_sessions_and_fails_on_demand(
 ) -> None:
     try:
         first = Store("s3", tmp_path / "store", 1)
-    except NoStore as reason:
+    except NoServer as reason:
         pytest.skip(str(reason))
     try:
         environment = first.open()

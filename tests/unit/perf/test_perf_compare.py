@@ -33,7 +33,7 @@ from perf.compare.model import (
 )
 from perf.compare.products import products
 from perf.compare.report import BEGIN, DOCUMENT, END, HISTORY, Run, last_runs, run_of, written
-from perf.compare.run import Comparison, Options, Skip
+from perf.compare.run import Comparison, Skip
 from perf.report import read_history
 from perf.turns import GIB
 
@@ -309,7 +309,7 @@ def three(log: list[str]) -> list[FakeProduct]:
 
 def compared(tmp_path: Path, known: Sequence[FakeProduct], **more: Any) -> tuple[list[Row], Comparison]:
     options: dict[str, Any] = {"workloads": ["publish"], "sizes": [100], "scale": 0.001, "rounds": 2}
-    comparison = Comparison(Options(directory=tmp_path, products=known, **{**options, **more}))
+    comparison = Comparison(directory=tmp_path, products=known, **{**options, **more})
     return list(comparison.rows()), comparison
 
 

@@ -241,9 +241,6 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv(places.TOOLS_VARIABLE, str(tmp_path / "tools"))
     monkeypatch.setattr(places, "SYSTEM_FOLDERS", str(tmp_path))
-    for name in list(os.environ):
-        if name.startswith("DANUBE_COMPARE_") and name != places.TOOLS_VARIABLE:
-            monkeypatch.delenv(name)
     return tmp_path
 
 
@@ -279,16 +276,12 @@ def test_danube_measures_itself_on_a_bare_machine(bare: Path) -> None:
 
 
 def test_reasons_tell_what_to_do(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Program("nats-server").path() == ""
-    named = Program("x", "DANUBE_COMPARE_X", "install the package x")
-    assert named.missing() == "x is not installed (install the package x or name it with DANUBE_COMPARE_X)"
-    monkeypatch.setenv("DANUBE_COMPARE_X", str(bare / "gone"))
-    assert named.path() == ""
-    assert named.missing().endswith("gone, which is not a program")
-    assert Jars("j", "DANUBE_COMPARE_J").missing() == "no Java runtime"
+    assert Program("nats").path() == ""
+    assert Program("nats").missing() == "nats is not installed (run scripts/compare-setup)"
+    assert Program("x", "install the package x").missing() == "x is not installed (install the package x)"
+    assert Jars("j").missing() == "no Java runtime"
     monkeypatch.setattr(places.shutil, "which", lambda *names, **more: "/bin/java")
-    monkeypatch.setenv("DANUBE_COMPARE_J", str(bare / "gone"))
-    assert "where no jars are" in Jars("j", "DANUBE_COMPARE_J").missing()
+    assert Jars("j").missing() == "j is not here (run scripts/compare-setup)"
 
 
 def test_what_the_setup_could_not_fetch_is_the_reason(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +292,7 @@ def test_what_the_setup_could_not_fetch_is_the_reason(bare: Path, monkeypatch: p
     assert "mvn is not installed" in peers.PERF_TEST.missing()
 
 
-def test_programs_and_jars_are_found_where_they_are_named(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_and_jars_are_found_in_the_folder_of_the_setup(bare: Path) -> None:
     program = bare / "tools" / "bin" / "nats"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
@@ -310,8 +301,9 @@ def test_programs_and_jars_are_found_where_they_are_named(
     jars = bare / "kafka" / "libs"
     jars.mkdir(parents=True)
     (jars / "kafka_2.13-4.1.0.jar").touch()
-    monkeypatch.setenv("DANUBE_COMPARE_KAFKA", str(bare / "kafka"))
-    assert peers.KAFKA_JARS.path() == str(jars / "*")
+    (bare / "tools" / "java").mkdir()
+    (bare / "tools" / "java" / "kafka").symlink_to(bare / "kafka")
+    assert peers.KAFKA_JARS.path() == f"{bare}/tools/java/kafka/libs/*"
     assert KAFKA.version() == "4.1.0"
 
 

@@ -160,13 +160,13 @@ os.execv(sys.executable, [sys.executable, "-m", "danube", "start", "--data-dir",
 def rust(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Nobody builds it for a test: a stand-in takes its flags and speaks its protocol."""
     directory = tmp_path_factory.mktemp("rust")
-    program = directory / "danube-broker"
+    program = directory / "danube-broker-rust"
     program.write_text(STAND_IN.format(python=sys.executable, root=str(ROOT)))
     program.chmod(0o755)
     product = products()[-1]
     setting = product.settings[request.param]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DANUBE_COMPARE_DANUBE_RUST", str(program))
+        patch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
         assert product.missing(setting) == ""
         running = product.start(setting, directory)
         yield running

@@ -17,7 +17,7 @@ from perf.soak import __main__ as command
 from perf.soak import store
 from perf.soak.load import LOADS, violations_of
 from perf.soak.soak import FAILED, PASSED, STOPPED, Settings, Soak, State, StateRefused, text
-from perf.soak.store import NoStore, Store
+from perf.soak.store import Store
 from perf.soak.watch import Reading, Sample
 from tests.s3_server import NoServer, Program
 
@@ -285,7 +285,7 @@ def test_without_a_server_that_keeps_its_objects_a_directory_is_the_store(
     assert made.open()["DANUBE_STORAGE__URL"] == url and made.location() == ([url], {})
     assert made.faults() == {}
     made.close()
-    with pytest.raises(NoStore, match="in memory"):
+    with pytest.raises(NoServer, match="in memory"):
         Store("s3", tmp_path / "store", 1)
 
 
@@ -305,5 +305,5 @@ def test_a_run_does_not_go_on_with_another_store(tmp_path: Path) -> None:
     soak.record.close()
     soak.state.save()
     soak.state.options["chosen_store"] = "s3"
-    with pytest.raises(NoStore, match="began with the store s3, and here is only directory"):
+    with pytest.raises(StateRefused, match="began with the store s3, and here is only directory"):
         Soak(soak.settings, soak.state, lambda line: None, threading.Event())

@@ -61,21 +61,14 @@ def group_of(level: Level) -> str:
 
 
 def refuse_unfair(group: str, members: Iterable[Row]) -> None:
-    """Raise Unfair unless everything of ours is at least as strong as the group and as every peer in it."""
-    compared, floor = list(members), GROUPS[group]
-    ours = [one for one in compared if one.ours]
-    for theirs in (one for one in compared if not one.ours):
-        for own in ours:
-            if own.level < theirs.level:
-                raise Unfair(
-                    f"{own.name} acknowledges at the level {own.level.label!r}, {theirs.name} at the stronger"
-                    f" {theirs.level.label!r}: they do not stand beside each other"
-                )
-        if theirs.level > floor:
-            raise Unfair(f"{theirs.name} is {theirs.level.label!r}, too strong for the group {group!r}")
-    for own in ours:
-        if own.level < floor:
-            raise Unfair(f"{own.name} is {own.level.label!r}, too weak for the group {group!r}")
+    """Raise Unfair when something of ours is weaker than the group, or something of theirs stronger."""
+    floor = GROUPS[group]
+    for one in members:
+        if (one.ours and one.level < floor) or (not one.ours and one.level > floor):
+            raise Unfair(
+                f"{one.name} acknowledges at the level {one.level.label!r} and does not stand in the group"
+                f" {group!r}: nothing of ours is below {floor.label!r} there, and no peer above"
+            )
 
 
 # -- what is compared ---------------------------------------------------------------------------------

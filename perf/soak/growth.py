@@ -34,7 +34,7 @@ Stratum = tuple[Floats, Floats]  # seconds, values
 CONFIDENCE_Z = 2.576  # 99 % of a normal distribution lie within
 POINTS_MIN = 4  # in a stratum; fewer say nothing about their spread
 PAIRS_MIN = 45  # as ten points in a row make
-STRATUM_POINTS_MAX = 400
+STRATUM_BLOCKS = 120  # at most: pairs grow with the square
 HOUR_S = 3600.0
 
 
@@ -75,7 +75,7 @@ class Growth(StrEnum):
 
 def slope(strata: Sequence[Stratum], z: float = CONFIDENCE_Z) -> Slope | None:
     """The slope that the strata share; None when they are too few or too short to have one."""
-    used = [_thinned(*stratum) for stratum in strata if len(stratum[0]) >= POINTS_MIN]
+    used = [stratum for stratum in strata if len(stratum[0]) >= POINTS_MIN]
     if not used:
         return None
     slopes = np.sort(np.concatenate([_pair_slopes(*stratum) for stratum in used]))
@@ -106,18 +106,14 @@ def judge(found: Slope | None, bound: Bound) -> Growth:
 
 
 def blocks(times: Floats, values: Floats, block_s: float) -> Stratum:
-    """The median of each block of time: neighbours that follow each other closely are not independent."""
+    """The median of each block of time: neighbours that follow each other closely are not independent.
+
+    Blocks last ``block_s``, or longer where there would be too many.
+    """
     table = pd.DataFrame({"times": times, "values": values})
-    found = table.groupby((table["times"] - table["times"].min()) // block_s).median()
+    since_s = table["times"] - table["times"].min()
+    found = table.groupby(since_s // max(block_s, since_s.max() / STRATUM_BLOCKS)).median()
     return found["times"].to_numpy(), found["values"].to_numpy()
-
-
-def _thinned(times: Floats, values: Floats) -> Stratum:
-    """At most so many points of a stratum, evenly chosen: pairs grow with the square."""
-    if len(times) <= STRATUM_POINTS_MAX:
-        return times, values
-    chosen = np.linspace(0, len(times) - 1, STRATUM_POINTS_MAX).astype(np.int64)
-    return times[chosen], values[chosen]
 
 
 def _pair_slopes(times: Floats, values: Floats) -> Floats:
@@ -136,8 +132,6 @@ def _kendall_variance(values: Floats) -> float:
 
 
 MIB = 1 << 20
-BLOCKS = 120  # points of the long run
-BLOCK_S_MIN = 60.0
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
 EACH_S = 0.001  # blocks in which no two samples are
 
@@ -175,7 +169,7 @@ class Rules:
     young_s: float = 180.0
     settled_s: float = 600.0
     long_life_s: float = 120.0  # that a settled process must go on to live
-    block_s_min: float = BLOCK_S_MIN
+    block_s_min: float = 60.0  # of the long run
     bounds: Mapping[str, Mapping[str, Bound]] = field(default_factory=lambda: BOUNDS)
 
 
@@ -205,7 +199,7 @@ def findings(record: Record, rules: Rules) -> list[Finding]:
         chosen = {
             "between faults": (pauses, EACH_S),
             "within lives": (lives, rules.long_life_s / LIFE_BLOCKS),
-            "long run": ([young], _long_run_block_s(young, rules)),
+            "long run": ([young], rules.block_s_min),
         }
         for when, (tables, block_s) in chosen.items():
             for metric, bound in rules.bounds[when].items():
@@ -214,7 +208,7 @@ def findings(record: Record, rules: Rules) -> list[Finding]:
     places = record.places
     for name in sorted(places.columns.drop("at_s", errors="ignore")):
         table = places[places["at_s"] >= rules.disk_warm_up_s]
-        stratum = blocks(table["at_s"], table[name], _long_run_block_s(table, rules))
+        stratum = blocks(table["at_s"], table[name], rules.block_s_min)
         found.append(_finding(PLACES, name, "long run", [stratum], ON_DISK))
     return found
 
@@ -241,11 +235,6 @@ def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: B
     found = slope(strata)
     limit = bound.limit(found.span_s) if found is not None else None
     return Finding(whose, metric, when, judge(found, bound), found, limit)
-
-
-def _long_run_block_s(table: pd.DataFrame, rules: Rules) -> float:
-    span_s = float(np.ptp(table["at_s"])) if len(table) else 0.0
-    return max(rules.block_s_min, span_s / BLOCKS)
 
 
 def shown(metric: str) -> Callable[[float], str]:

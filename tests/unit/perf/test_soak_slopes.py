@@ -78,9 +78,10 @@ def test_steps_between_strata_are_not_growth_and_growth_within_them_is(source: r
     assert found is not None and found.per_hour == pytest.approx(360 * MIB, rel=0.1)
 
 
-def test_many_points_are_thinned_and_tell_the_same(source: random.Random) -> None:
-    found = slope([walk(source, count=20_000, step_s=1.0, per_hour=2 * MIB, noise=0.1 * MIB)])
-    assert found is not None and found.points == 400
+def test_many_points_are_put_together_and_tell_the_same(source: random.Random) -> None:
+    times, values = walk(source, count=20_000, step_s=1.0, per_hour=2 * MIB, noise=0.1 * MIB)
+    found = slope([blocks(times, values, 20.0)])
+    assert found is not None and found.points == 121
     assert found.per_hour == pytest.approx(2 * MIB, rel=0.1)
 
 

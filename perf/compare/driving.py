@@ -145,7 +145,7 @@ class Scripted:
     def fill(self, running: Running, work: Work) -> None:
         """Make the topic that replays read; it lives as long as the server."""
         self.run("create", running, work)
-        self.run("fill", running, work, record_count=work.stored)
+        self.run("fill", running, work, given=[work.stored])
         running.stored[work.topic] = work.stored
 
 

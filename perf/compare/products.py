@@ -40,7 +40,7 @@ class Grpc(Scripted):
 
     def child(self, role: str, running: Running, work: Work, **more: Any) -> Child:
         if role == "replay":  # the gRPC API has no word for the earliest record
-            BATCHES.run("register", running, work, subscription=more["subscription"])
+            BATCHES.run("subscribe", running, work, given=[more["subscription"]])
         return super().child(role, running, work, **more)
 
     def fill(self, running: Running, work: Work) -> None:

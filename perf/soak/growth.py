@@ -135,7 +135,6 @@ MIB = 1 << 20
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
 EACH_S = 0.001  # blocks in which no two samples are
 
-# Proportional memory has no bound: it changes with whoever else maps the same libraries.
 _WITHIN_LIVES = {
     "private_bytes": Bound(per_hour=1 * MIB, slack=16 * MIB),
     "descriptors": Bound(per_hour=0.0, slack=6),

@@ -34,7 +34,7 @@ from tests.crash.nemesis import WEIGHTS, Nemesis
 MIB = 1 << 20
 PASSED, FAILED, STOPPED = "passed", "failed", "stopped"
 EXIT_CODES = {PASSED: 0, FAILED: 1, STOPPED: 3}
-FORMAT = 2
+FORMAT = 3
 PROGRESS_S = 60.0
 START_S, HEAL_S, DRAIN_S, STOP_S, VERIFY_S = 60.0, 60.0, 300.0, 60.0, 600.0
 OUTPUT_BYTES_MAX = 32 << 20

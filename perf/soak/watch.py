@@ -27,14 +27,11 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class Reading(NamedTuple):
-    """One process at one moment; sizes in bytes, ``age_s`` since it was started."""
+    """One process at one moment; ``age_s`` since it was started."""
 
     life: str
     age_s: float
     private_bytes: int  # anonymous memory: what the process itself allocated
-    proportional_bytes: int  # with its share of what several processes map
-    resident_bytes: int
-    shared_bytes: int  # of the region that workers share, and other shared memory
     descriptors: int  # without those of data files
     data_files: int  # open files of the data directory, as many as there are at the moment
     threads: int
@@ -65,20 +62,17 @@ def read_process(pid: int, data: str = "") -> Reading | None:
     """
     base = Path(f"/proc/{pid}")
     try:
-        texts = [(base / name).read_text() for name in ("status", "smaps_rollup")]
+        status = (base / "status").read_text()
         started = int((base / "stat").read_text().rsplit(")", 1)[1].split()[19])
         descriptors, data_files = _descriptors(base / "fd", data)
     except (OSError, IndexError):
         return None
-    lines = (line.partition(":") for text in texts for line in text.splitlines())
-    fields = {name: value.split() for name, _, value in lines}
-    kib = [int(fields[name][0]) if name in fields else 0 for name in ("RssAnon", "Pss", "VmRSS", "RssShmem")]
-    if not kib[2]:
+    fields = {name: value.split() for name, _, value in (line.partition(":") for line in status.splitlines())}
+    if "RssAnon" not in fields:
         return None
     age_s = float(Path("/proc/uptime").read_text().split()[0]) - started / _TICKS_S
-    sizes = [1024 * size for size in kib]
-    threads = int(fields["Threads"][0])
-    return Reading(f"{pid}-{started}", round(age_s, 2), *sizes, descriptors, data_files, threads)
+    private_bytes, threads = 1024 * int(fields["RssAnon"][0]), int(fields["Threads"][0])
+    return Reading(f"{pid}-{started}", round(age_s, 2), private_bytes, descriptors, data_files, threads)
 
 
 def _descriptors(folder: Path, data: str) -> tuple[int, int]:

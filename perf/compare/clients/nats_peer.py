@@ -10,6 +10,7 @@ from typing import Any
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
+from perf.child import payloads_of
 from perf.compare.clients.roles import Peer, main
 
 IN_FLIGHT = 4_000
@@ -24,8 +25,8 @@ class JetStream(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.window = self.fitting(IN_FLIGHT, BYTES_MAX, 64)
-        self.ahead = self.fitting(2 * IN_FLIGHT, AHEAD_BYTES_MAX, 64)
+        self.window = self.fitting(IN_FLIGHT, BYTES_MAX)
+        self.ahead = self.fitting(2 * IN_FLIGHT, AHEAD_BYTES_MAX)
 
     async def open(self) -> None:
         self.client = await nats.connect(self.options["url"], pending_size=BYTES_MAX)
@@ -60,10 +61,10 @@ class JetStream(Peer):
     async def send(self, payload: bytes) -> None:
         await self.stream.publish(self.topic, payload)
 
-    async def fill(self, payloads: list[bytes], count: int) -> None:
+    async def fill(self, count: int) -> None:
         """Publishes without acknowledgement, never more than a window ahead of what is stored."""
         stored = before = (await self.stream.stream_info(self.topic)).state.messages
-        chosen = cycle(payloads)
+        chosen = cycle(payloads_of(self.options["size"], 1_000))
         while stored < before + count:
             step = min(FILL_WINDOW, self.window * 4, before + count - stored)
             for payload in islice(chosen, step):

@@ -20,7 +20,7 @@ class Quorum(Peer):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
-        self.in_flight = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES, 16)
+        self.in_flight = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES)
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
 
     async def open(self) -> None:

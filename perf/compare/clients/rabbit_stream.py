@@ -24,7 +24,7 @@ class Stream(Peer):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
         self.batch = self.fitting(BATCH, FRAME_BYTES)
-        self.window = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES, 2 * self.batch)
+        self.window = self.fitting(IN_FLIGHT, IN_FLIGHT_BYTES)  # many batches
         place = {"host": "127.0.0.1", "port": options["stream_port"]}
         self.server = {**place, "username": "guest", "password": "guest"}
         self.pending = self.received = self.stored = 0

@@ -34,9 +34,9 @@ class Peer:
         self.topic = options["topic"]
         self.opened = AsyncExitStack()
 
-    def fitting(self, most: int, bytes_max: int, least: int = 1) -> int:
-        """How many records: so many and so many bytes at most, but not fewer than ``least``."""
-        return max(least, min(most, bytes_max // self.options["size"]))
+    def fitting(self, most: int, bytes_max: int) -> int:
+        """How many records: so many and so many bytes at most."""
+        return max(1, min(most, bytes_max // self.options["size"]))
 
     async def open(self) -> None:
         """Connect."""
@@ -51,9 +51,9 @@ class Peer:
     async def delete(self) -> None:
         """Delete the topic."""
 
-    async def fill(self, payloads: list[bytes], count: int) -> None:
-        """Store these in the cheapest way."""
-        await self.publish(payloads, count)
+    async def fill(self, count: int) -> None:
+        """Store so many records in the cheapest way."""
+        await self.publish(payloads_of(self.options["size"], 1_000), count)
 
     async def publish(self, payloads: list[bytes], count: int) -> None:
         """With some in flight, until all are acknowledged."""
@@ -66,18 +66,18 @@ class Peer:
         raise NotImplementedError
 
 
-def unmeasured(step: Callable[[Any, Options], Any]) -> Callable[..., Any]:
-    """A role of one step, of which nothing is told."""
+def step(name: str) -> Callable[..., Any]:
+    """A role that is one call of the peer, of which nothing is told; ``given`` are its arguments."""
 
     async def role(peer: Any, options: Options) -> Options:
         await go()
-        await step(peer, options)
+        await getattr(peer, name)(*options.get("given", ()))
         return {}
 
     return role
 
 
-create = unmeasured(lambda peer, options: peer.create())
+create = step("create")
 
 
 async def publish(peer: Any, options: Options) -> Options:
@@ -150,21 +150,8 @@ def played(make: Callable[[Options], Any], role: Callable[..., Any]) -> Role:
     return play
 
 
-ROLES: dict[str, Callable[..., Any]] = {
-    "create": create,
-    "delete": unmeasured(lambda peer, options: peer.delete()),
-    # A subscription that begins with the first record.
-    "register": unmeasured(lambda peer, options: peer.subscribe(options["subscription"])),
-    "fill": unmeasured(
-        lambda peer, options: peer.fill(payloads_of(options["size"], 1_000), options["record_count"])
-    ),
-    "publish": publish,
-    "ack_latency": ack_latency,
-    "read": read,
-    "replay": replay,
-}
-
-
 def main(make: Callable[[Options], Any]) -> None:
     """What a script of this folder does."""
-    serve({name: played(make, role) for name, role in ROLES.items()})
+    roles = {role.__name__: role for role in (publish, ack_latency, read, replay)}
+    roles |= {name: step(name) for name in ("create", "delete", "fill", "subscribe")}
+    serve({name: played(make, role) for name, role in roles.items()})

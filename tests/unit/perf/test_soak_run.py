@@ -151,7 +151,7 @@ def soak_of(folder: Path, minutes: float, **state: Any) -> Soak:
     folder.mkdir(exist_ok=True)
     settings = Settings(directory=folder, total_s=minutes * 60, epoch_s=60, store="directory")
     soak = Soak(settings, state_in(folder, **state), lambda line: None, threading.Event())
-    reading = Reading("1", 99.0, 1, 1, 1, 1, 1, 0, 1)
+    reading = Reading("1", 99.0, 1, 1, 0, 1)
     soak.record.add(60.0, 1, True, Sample({"supervisor": reading}, {"data": 1}))
     return soak
 
@@ -236,7 +236,7 @@ def test_a_run_without_a_fault_says_nothing(tmp_path: Path) -> None:
 def test_a_slope_beyond_its_bound_fails_the_run(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 30)
     for number in range(1, 400):
-        reading = Reading("1", 99.0, number << 20, 1, 1, 1, 1, 0, 1)
+        reading = Reading("1", 99.0, number << 20, 1, 0, 1)
         soak.record.add(60.0 + 5 * number, 1, True, Sample({"supervisor": reading}, {"data": 1}))
     found = soak.report()
     soak.record.close()
@@ -246,7 +246,7 @@ def test_a_slope_beyond_its_bound_fails_the_run(tmp_path: Path) -> None:
 
 def test_more_than_a_bound_at_any_moment_fails_the_run(tmp_path: Path) -> None:
     soak = soak_of(tmp_path / "run", 1)
-    reading = Reading("1", 99.0, 1, 1, 1, 1, 1, 5_000, 1)
+    reading = Reading("1", 99.0, 1, 1, 5_000, 1)
     soak.record.add(61.0, 1, True, Sample({"worker-1": reading}, {"data": 1}))
     found = soak.report()
     soak.record.close()

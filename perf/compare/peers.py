@@ -301,13 +301,6 @@ QUORUM = Scripted(
 )
 
 
-def rabbit_script() -> str:
-    """The start script itself: what lies on PATH may be a wrapper that becomes another user."""
-    known = [Path(RABBIT_SERVER.path()), Path("/usr/lib/rabbitmq/bin/rabbitmq-server")]
-    found = (path for path in known if path.is_file() and "rabbitmq-env" in path.read_text(errors="replace"))
-    return str(next(found, ""))
-
-
 def perf_test(running: Running, work: Work) -> list[str]:
     reading, paced = work.workload == "e2e", work.workload == "latency"
     ahead = 1 if paced else window(work, *RABBIT_IN_FLIGHT)
@@ -392,13 +385,7 @@ def rabbit_start(setting: Setting, directory: Path) -> Running:
     }
     address = {"url": f"amqp://guest:guest@127.0.0.1:{amqp}/", "stream_port": stream}
     ready = lambda: listens(amqp) and listens(stream)  # noqa: E731
-    return started(setting, directory, [rabbit_script()], address, ready, environment)
-
-
-def rabbit_missing(setting: Setting) -> str:
-    if RABBIT_SERVER.missing() or rabbit_script():
-        return RABBIT_SERVER.missing()
-    return "rabbitmq-server is here, its own start script is not (/usr/lib/rabbitmq/bin/rabbitmq-server)"
+    return started(setting, directory, [RABBIT_SERVER.path()], address, ready, environment)
 
 
 RABBITMQ = Product(
@@ -411,13 +398,13 @@ RABBITMQ = Product(
     ),
     drivers={Level.WRITTEN: (STREAM, RABBIT_STREAM_PERF_TEST), Level.FSYNC: (QUORUM, RABBIT_PERF_TEST)},
     start=rabbit_start,
-    version=lambda: version_in(r"rabbitmq_server-([\d.]+)", str(Path(rabbit_script()).resolve())),
-    missing=rabbit_missing,
+    version=lambda: version_in(r"rabbitmq_server-([\d.]+)", str(Path(RABBIT_SERVER.path()).resolve())),
+    missing=lambda setting: RABBIT_SERVER.missing(),
 )  # fmt: skip
 
 # -- Kafka --------------------------------------------------------------------------------------------
 
-KAFKA_JARS, KAFKA_TOOLS = Jars("kafka"), Jars("kafka", "kafka-tools-[0-9]*.jar")
+KAFKA_JARS = Jars("kafka")
 KAFKA_PYTHON = Scripted(name="confluent-kafka", script="kafka_peer.py", package="confluent_kafka")
 FETCHED = r"(?m)^\d{4}-\d\d-\d\d.*,\s*([\d.]+)\s*$"  # last column of the last line: a second while fetching
 KAFKA_PRODUCER = (
@@ -469,7 +456,7 @@ def read_kafka_perf(printed: str, running: Running, work: Work, spent: Spent) ->
 
 KAFKA_PERF = Tool(
     name="kafka-*-perf-test",
-    needs=KAFKA_TOOLS,
+    needs=KAFKA_JARS,
     command=kafka_perf,
     read=read_kafka_perf,
     cannot={

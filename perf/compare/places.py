@@ -13,7 +13,8 @@ BOOT = (
     f"import runpy, sys; sys.path.append({str(ROOT)!r}); del sys.argv[0];"
     " runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-SYSTEM_FOLDERS = "/usr/sbin:/usr/lib/rabbitmq/bin:/opt/kafka/bin"  # often not on a user's PATH
+RABBIT_FOLDER = "/usr/lib/rabbitmq/bin"  # what lies on PATH is a wrapper that becomes another user
+SYSTEM_FOLDER = "/usr/sbin"  # often not on a user's PATH
 
 
 def tools_folder() -> Path:
@@ -40,7 +41,8 @@ class Program(NamedTuple):
 
     def path(self) -> str:
         """Its path; empty for none."""
-        folders = [str(tools_folder() / "bin"), os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]
+        path = os.environ.get("PATH", os.defpath)
+        folders = [str(tools_folder() / "bin"), RABBIT_FOLDER, path, SYSTEM_FOLDER]
         return shutil.which(self.name, path=os.pathsep.join(folders)) or ""
 
     def missing(self) -> str:
@@ -48,10 +50,9 @@ class Program(NamedTuple):
 
 
 class Jars(NamedTuple):
-    """A folder of Java archives; ``kind`` is one that must be among them."""
+    """A folder of Java archives."""
 
     name: str
-    kind: str = "*.jar"
 
     def path(self) -> str:
         """A class path of the folder or of its ``libs``; empty when there is none."""
@@ -61,9 +62,7 @@ class Jars(NamedTuple):
     def missing(self) -> str:
         if not shutil.which("java"):
             return "no Java runtime"
-        if not self.path():
-            return f"{self.name} is not here ({why_not(self.name)})"
-        return "" if any(Path(self.path()).parent.glob(self.kind)) else f"{self.kind} is not among the jars"
+        return "" if self.path() else f"{self.name} is not here ({why_not(self.name)})"
 
     def command(self, main: str, *options: str) -> list[str]:
         return ["java", *options, "-cp", self.path(), main]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -62,17 +63,17 @@ def read_process(pid: int, data: str = "") -> Reading | None:
     """
     base = Path(f"/proc/{pid}")
     try:
-        status = (base / "status").read_text()
-        started = int((base / "stat").read_text().rsplit(")", 1)[1].split()[19])
+        facts = (base / "stat").read_text().rsplit(")", 1)[1].split()
+        anonymous = re.search(r"RssAnon:\s+(\d+) kB", (base / "status").read_text())
         descriptors, data_files = _descriptors(base / "fd", data)
     except (OSError, IndexError):
         return None
-    fields = {name: value.split() for name, _, value in (line.partition(":") for line in status.splitlines())}
-    if "RssAnon" not in fields:
+    if anonymous is None:
         return None
+    threads, started = int(facts[17]), int(facts[19])
     age_s = float(Path("/proc/uptime").read_text().split()[0]) - started / _TICKS_S
-    private_bytes, threads = 1024 * int(fields["RssAnon"][0]), int(fields["Threads"][0])
-    return Reading(f"{pid}-{started}", round(age_s, 2), private_bytes, descriptors, data_files, threads)
+    life, private_bytes = f"{pid}-{started}", 1024 * int(anonymous[1])
+    return Reading(life, round(age_s, 2), private_bytes, descriptors, data_files, threads)
 
 
 def _descriptors(folder: Path, data: str) -> tuple[int, int]:

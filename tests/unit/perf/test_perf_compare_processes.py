@@ -240,7 +240,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with nothing on it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv(places.TOOLS_VARIABLE, str(tmp_path / "tools"))
-    monkeypatch.setattr(places, "SYSTEM_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(places, "SYSTEM_FOLDER", str(tmp_path))
+    monkeypatch.setattr(places, "RABBIT_FOLDER", str(tmp_path))
     return tmp_path
 
 

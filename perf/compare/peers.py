@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from perf.compare.driving import Scripted, Tool, cpu, number, steady
@@ -37,13 +38,14 @@ def started(
     directory: Path,
     command: Sequence[str],
     address: Mapping[str, object],
-    ready: Callable[[], bool],
+    *ports: int,
     environment: Mapping[str, str] | None = None,
+    obeys: Callable[[], bool] = lambda: True,
 ) -> Running:
-    """A server that is ready; one that does not get so far is ended."""
+    """A server that listens and obeys its setting; one that does not get so far is ended."""
     server = Server(command, directory, environment)
     try:
-        server.wait(ready)
+        server.wait(lambda: all(map(listens, ports)) and obeys())
     except BaseException:
         server.stop()
         raise
@@ -94,7 +96,7 @@ def nats_start(setting: Setting, directory: Path) -> Running:
     )
     command = [NATS_SERVER.path(), "-c", str(configuration)]
     address = {"url": f"nats://127.0.0.1:{port}"}
-    return started(setting, directory, command, address, lambda: listens(port))
+    return started(setting, directory, command, address, port)
 
 
 def nats_bench(way: str, running: Running, work: Work, reads: bool) -> list[str]:
@@ -187,8 +189,7 @@ def ask(port: int, *words: str) -> str:
 
 def redis_fact(port: int, name: str) -> int:
     """A number of INFO; 0 when this server does not know it."""
-    section = "memory" if name.startswith("lazyfree") else "persistence"
-    found = re.search(rf"{name}:(\d+)", ask(port, "INFO", section))
+    found = re.search(rf"{name}:(\d+)", ask(port, "INFO"))
     return int(found[1]) if found else 0
 
 
@@ -263,8 +264,8 @@ def redis_start(setting: Setting, directory: Path) -> Running:
         *("--save", "", "--daemonize", "no", "--appendonly", "yes" if policy else "no"),
         *("--appendfsync", policy or "no", "--auto-aof-rewrite-percentage", "0"),
     ]
-    ready = lambda: listens(port) and redis_obeys(port, policy)  # noqa: E731
-    return started(setting, directory, command, {"port": port}, ready)
+    obeys = partial(redis_obeys, port, policy)
+    return started(setting, directory, command, {"port": port}, port, obeys=obeys)
 
 
 REDIS = Product(
@@ -384,8 +385,8 @@ def rabbit_start(setting: Setting, directory: Path) -> Running:
         "detached": "1",  # the script becomes the server instead of waiting for it
     }
     address = {"url": f"amqp://guest:guest@127.0.0.1:{amqp}/", "stream_port": stream}
-    ready = lambda: listens(amqp) and listens(stream)  # noqa: E731
-    return started(setting, directory, [RABBIT_SERVER.path()], address, ready, environment)
+    command = [RABBIT_SERVER.path()]
+    return started(setting, directory, command, address, amqp, stream, environment=environment)
 
 
 RABBITMQ = Product(
@@ -478,7 +479,7 @@ def kafka_start(setting: Setting, directory: Path) -> Running:
     flush = {"flush.messages": "1"} if setting.level is Level.FSYNC else {}
     address = {"server": f"127.0.0.1:{port}", "config": flush}
     command = java("kafka.Kafka", str(configuration))
-    return started(setting, directory, command, address, lambda: listens(port))
+    return started(setting, directory, command, address, port)
 
 
 KAFKA = Product(
@@ -538,7 +539,7 @@ def rust_start(setting: Setting, directory: Path) -> Running:
         *("--data-dir", str(directory / "data")),
     ]
     address = {"grpc": f"http://127.0.0.1:{port}"}
-    return started(setting, directory, command, address, lambda: listens(port))
+    return started(setting, directory, command, address, port)
 
 
 DANUBE_RUST = Product(

@@ -71,6 +71,7 @@ class Started:
                 [*self.under, *command], stdout=output, stderr=subprocess.STDOUT, cwd=directory,
                 env={**os.environ, **(environment or {})}, **self.how,
             )  # fmt: skip
+        self._before_s = _children_s()
 
     def said(self) -> str:
         """The end of what it printed."""
@@ -134,12 +135,6 @@ class Finished(NamedTuple):
 class Tool(Started):
     """A benchmark tool while it runs."""
 
-    def __init__(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(command, directory, environment)
-        self._before = _children_s()
-
     def finish(self, timeout_s: float = TURN_TIMEOUT_S) -> Finished:
         """Wait for its end; Failed unless it is a good one in time."""
         try:
@@ -152,7 +147,7 @@ class Tool(Started):
         self.output.unlink()
         if code:
             raise Failed(f"{self.name} ended with {code}: {printed[-TAIL:].strip()}")
-        return Finished(printed, _children_s() - self._before)
+        return Finished(printed, _children_s() - self._before_s)
 
     def kill(self) -> None:
         super().kill()

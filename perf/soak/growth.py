@@ -18,7 +18,7 @@ partitions move from one to another when one of them is killed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -134,7 +134,6 @@ def _kendall_variance(values: Floats) -> float:
 MIB = 1 << 20
 LIFE_BLOCKS = 6  # of the shortest life that counts as long
 EACH_S = 0.001  # blocks in which no two samples are
-
 _WITHIN_LIVES = {
     "private_bytes": Bound(per_hour=1 * MIB, slack=16 * MIB),
     "descriptors": Bound(per_hour=0.0, slack=6),
@@ -151,7 +150,7 @@ BOUNDS = {
     # Young processes differ among each other by how young they are.
     "long run": {**_WITHIN_LIVES, "private_bytes": Bound(per_hour=1 * MIB, slack=24 * MIB)},
 }
-CAPACITIES = {"data_files": SEGMENTS_MAX + 512}  # the cache of objects, and the logs of this load
+DATA_FILES_MAX = SEGMENTS_MAX + 512  # the cache of objects, and the logs of this load
 ON_DISK = Bound(per_hour=16 * MIB, slack=256 * MIB)
 
 
@@ -215,10 +214,9 @@ def findings(record: Record, rules: Rules) -> list[Finding]:
 def over_capacity(record: Record) -> list[str]:
     """What was more than it may be at any moment, as sentences."""
     return [
-        f"{role} had {largest[name]:.0f} {name} at once, at most {most}"
+        f"{role} had {largest['data_files']:.0f} data_files at once, at most {DATA_FILES_MAX}"
         for role, largest in sorted(record.largest.items())
-        for name, most in CAPACITIES.items()
-        if largest.get(name, 0) > most
+        if largest.get("data_files", 0) > DATA_FILES_MAX
     ]
 
 
@@ -234,10 +232,3 @@ def _finding(whose: str, metric: str, when: str, strata: list[Stratum], bound: B
     found = slope(strata)
     limit = bound.limit(found.span_s) if found is not None else None
     return Finding(whose, metric, when, judge(found, bound), found, limit)
-
-
-def shown(metric: str) -> Callable[[float], str]:
-    """How a value of the metric, or its growth, is written."""
-    if metric in ("descriptors", "data_files", "threads"):
-        return lambda value: f"{value:+.1f}"
-    return lambda value: f"{value / MIB:+.2f} MiB"

@@ -23,7 +23,7 @@ import msgspec
 from danube.core.partition.tier_plan import TierSettings
 from danube.host.files import replace_durably
 from perf.machine import fingerprint
-from perf.soak.growth import Growth, Rules, findings, over_capacity, shown
+from perf.soak.growth import Growth, Rules, findings, over_capacity
 from perf.soak.load import LOADS, Load, kept_end, make_kept_topic, unread, violations_of
 from perf.soak.store import Store
 from perf.soak.watch import Faults, Record, Watch, disk_bytes
@@ -44,7 +44,6 @@ GENTLE = {"pause_worker": 1}  # no process ends, so that its memory can be follo
 EXAMPLES_SHOWN = 40
 COUNTED = ("sent", "acknowledged", "not_known", "reconnects", "retries")
 NOWHERE = "/nowhere"  # no region yet
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,9 @@ class State:
 class Soak:
     """A run in its directory; :meth:`run` does all of it or goes on, and returns the report."""
 
-    def __init__(self, settings: Settings, state: State, say: Say, stopped: threading.Event) -> None:
+    def __init__(
+        self, settings: Settings, state: State, say: Callable[[str], None], stopped: threading.Event
+    ) -> None:
         """Raise NoServer or StateRefused when the store asked for, or begun with, is not here."""
         self.settings, self.state, self.say, self.stopped = settings, state, say, stopped
         self.directory = settings.directory.absolute()
@@ -345,8 +346,7 @@ class Soak:
         """Everything that was found; ``verdict`` is passed, failed or stopped."""
         state, settings = self.state, self.settings
         slopes, exceeded = findings(self.record, settings.rules), over_capacity(self.record)
-        violations = Counter(state.violations)
-        violations.update({"bounds": len(exceeded)} if exceeded else {})
+        violations = state.violations + Counter(bounds=len(exceeded))
         if self._complete and not violations and not state.faults:
             violations["liveness"] = 1
         failed = violations or any(one.growth is Growth.BEYOND for one in slopes)
@@ -381,12 +381,13 @@ def _slope(one: dict[str, Any]) -> str:
     slope = one["slope"]
     if slope is None:
         return "too few points"
-    show = shown(one["metric"])
-    around = f"{show(slope['low'])} to {show(slope['high'])}"
-    return (
-        f"{show(slope['per_hour'])} an hour ({around}), at most {show(one['limit_per_hour'])};"
-        f" {slope['points']} points over {slope['span_s'] / 60:.1f} min"
-    )
+    values = (slope["per_hour"], slope["low"], slope["high"], one["limit_per_hour"])
+    if one["metric"] in ("descriptors", "threads"):
+        hourly, low, high, most = (f"{value:+.1f}" for value in values)
+    else:
+        hourly, low, high, most = (f"{value / MIB:+.2f} MiB" for value in values)
+    lasted = f"{slope['points']} points over {slope['span_s'] / 60:.1f} min"
+    return f"{hourly} an hour ({low} to {high}), at most {most}; {lasted}"
 
 
 def _counts(counts: dict[str, int]) -> str:

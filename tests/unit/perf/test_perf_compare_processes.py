@@ -147,7 +147,7 @@ def test_nothing_is_left_when_the_comparison_itself_is_killed(tmp_path: Path) ->
 def test_a_server_that_ends_by_itself_says_what_it_printed(tmp_path: Path) -> None:
     command = python("print('no licence', flush=True); raise SystemExit(3)")
     with pytest.raises(Failed, match=r"ended with 3: no licence"):
-        started(NATS.settings[0], tmp_path, command, {}, lambda: False)
+        started(NATS.settings[0], tmp_path, command, {}, free_port())
 
 
 def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def _descriptors(folder: Path, data: str) -> tuple[int, int]:
 def disk_bytes(root: Path) -> int:
     """Blocks of a file, also through a link, or of all under a folder; what goes away is not counted."""
     total = 0
-    for path in (root, *root.rglob("*")):
+    below = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    for path in (root, *below):  # walk() passes over a folder that is gone, rglob() does not
         with suppress(OSError):
             total += 0 if path.is_dir() else path.stat().st_blocks * 512
     return total

@@ -265,6 +265,22 @@ def test_disk_bytes_are_those_of_all_files_below(tmp_path: Path) -> None:
     assert disk_bytes(tmp_path / "nowhere") == 0
 
 
+def test_a_folder_that_goes_away_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def gone(path: str) -> object:
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    monkeypatch.setattr(os, "scandir", gone)
+    assert disk_bytes(tmp_path) >= 100_000
+
+
 def test_a_record_is_read_back_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     sample = Sample({"mover": read_self()}, {"data": 5})

@@ -24,15 +24,6 @@ STAMP = struct.Struct("<Q")
 WARM = 50  # stamped records that are not counted
 
 
-async def delete_topics(options: Options) -> Options:
-    """Give back the disk and page cache of topics whose measurement is over."""
-    async with danube.connect(options["url"]) as client:
-        await go()
-        for topic in options["topics"]:
-            await client.admin.delete_topic(topic)
-    return {}
-
-
 def open_producer(client: Any, options: Options, name: str = "bench") -> Any:
     level = options["durability"]
     return client.producer(options["topic"], name=name, reliable=level != "memory", durability=level)
@@ -192,7 +183,6 @@ async def stored(client: Any, topic: str) -> int:
 
 
 PLAYED: dict[str, tuple[Callable[[Options], Any], Callable[..., Any]]] = {
-    "create": (Batches, roles.create),
     "publish": (Batches, roles.publish),
     "publish_remote": (Remote, roles.publish),
     "nowait": (OneByOne, roles.publish),
@@ -208,4 +198,4 @@ PLAYED: dict[str, tuple[Callable[[Options], Any], Callable[..., Any]]] = {
 if __name__ == "__main__":
     danube.load_kernels()  # as a program that sends millions would
     played = {name: roles.played(*parts) for name, parts in PLAYED.items()}
-    serve({**played, "many_topics": many_topics, "delete_topics": delete_topics, "neighbour": neighbour})
+    serve({**played, "many_topics": many_topics, "neighbour": neighbour})

@@ -7,7 +7,7 @@ for an fdatasync that started after the write; one runs at a time, off the loop.
 64 bytes there and back.
 
 Frame: <IIQ size, crc32c of the body, number; body.  Answer: <QQ number, position.  Both processes
-set the same socket options as Danube: cubic congestion control and no delay.
+set Danube's socket options.
 
 ``serve`` prints its port and runs until it is stopped; ``send`` and ``ping`` are roles of perf/child.py.
 """
@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import struct
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from danube.core import kernels
+from danube.core.batch import checksum
+from danube.host.tcp import tune
 from perf.child import Options, go, percentiles, serve, timed_us
 
 FRAME = struct.Struct("<IIQ")
@@ -32,20 +34,11 @@ WINDOW_BYTES = 32 << 20  # the publish credit of a Danube connection
 PING_BYTES = 64
 
 
-def tune(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
-    except OSError:
-        pass
-
-
 class Pump(asyncio.BufferedProtocol):
     """Receives, checks, writes once per turn, answers."""
 
-    def __init__(self, file: int, checksum: Any, frame_bytes: int, sync: bool) -> None:
+    def __init__(self, file: int, frame_bytes: int, sync: bool) -> None:
         self.file = file
-        self.checksum = checksum
         self.sync = sync
         self.buffer = bytearray(max(RECEIVE_BYTES, 2 * frame_bytes))
         self.view = memoryview(self.buffer)
@@ -78,7 +71,7 @@ class Pump(asyncio.BufferedProtocol):
                 return
             if self.filled - start < size:
                 break
-            if self.checksum(self.view[start + FRAME.size : start + size]) != crc:
+            if checksum.crc32c(self.view[start + FRAME.size : start + size]) != crc:
                 raise SystemExit("the pump received a damaged frame")
             answers.append(ANSWER.pack(number, self.position + start))
             start += size
@@ -114,19 +107,15 @@ class Pump(asyncio.BufferedProtocol):
 
 async def serve_floor(options: Options) -> None:
     """Serve one connection after another until the process is stopped; each writes a fresh file."""
-    from danube.core import kernels
-    from danube.core.batch import checksum
-
     kernels.load()  # the fastest CRC32C that Danube itself may use
-    directory = Path(options["directory"])
-    path = directory / "floor.segment"
+    path = Path(options["directory"]) / "floor.segment"
 
     def fresh() -> Pump:
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_EXCL, 0o600)
         path.unlink()
         os.posix_fallocate(file, 0, max(1 << 20, options["total_bytes"]))
-        return Pump(file, checksum.crc32c, options["frame_bytes"], options["sync"])
+        return Pump(file, options["frame_bytes"], options["sync"])
 
     server = await asyncio.get_running_loop().create_server(fresh, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -174,10 +163,8 @@ class Sender(asyncio.Protocol):
 
 async def send(options: Options) -> Options:
     """Send ``frame_count`` frames of ``frame_bytes`` when the parent says so; return the seconds it took."""
-    from danube.core.batch.checksum import crc32c
-
     body = os.urandom(options["frame_bytes"] - FRAME.size)
-    frame = FRAME.pack(options["frame_bytes"], crc32c(body), 1) + body
+    frame = FRAME.pack(options["frame_bytes"], checksum.crc32c(body), 1) + body
     loop = asyncio.get_running_loop()
     _, sender = await loop.create_connection(
         lambda: Sender(frame, options["frame_count"]), "127.0.0.1", options["port"]

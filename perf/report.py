@@ -12,20 +12,17 @@ to date; 2 when the history or the document cannot be used, and then nothing is 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
 from datetime import datetime
-from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from perf.rows import BY_NAME, place_of, title_of
+from perf.rows import BY_NAME, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTDATED, UNUSABLE = 1, 2
@@ -74,15 +71,40 @@ class Line(msgspec.Struct, frozen=True):
     unit: str
     floor: float
     danube: float
-    ratio: float
+    ratio: Annotated[float, msgspec.Meta(gt=0)]
     target: str
     met: bool
     floor_range: tuple[float, float]
     danube_range: tuple[float, float]
-    time: datetime
+    time: Annotated[datetime, msgspec.Meta(tz=True)]
     machine: Machine
     rounds: int = 0
     details: dict[str, Any] = {}
+
+    @property
+    def row(self) -> Row:
+        """The row that it is a run of; one of its own name if that row is no more."""
+        return BY_NAME.get(self.workload, Row(self.workload, "", title=self.workload))
+
+    @property
+    def number(self) -> int | None:
+        """What else was varied, if anything was."""
+        found = self.details.get(self.row.varied[0])
+        return found if isinstance(found, int) else None
+
+    @property
+    def title(self) -> str:
+        if self.number is None:
+            return self.row.title
+        words = self.row.varied[1].removesuffix("s") if self.number == 1 else self.row.varied[1]
+        return f"{self.row.title}, {self.number:,} {words}"
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Equal for the lines of one history, and in the order of the table; what is unknown is last."""
+        place = [*BY_NAME, self.workload].index(self.workload)
+        level = [*LEVELS, self.durability].index(self.durability)
+        return place, self.workload, level, self.durability, self.size, self.number or 0, self.workers
 
 
 def read_history(folder: Path, root: Path) -> list[Line]:
@@ -92,27 +114,14 @@ def read_history(folder: Path, root: Path) -> list[Line]:
 
 
 def _read(path: Path, root: Path) -> Iterator[tuple[bytes, Line | None]]:
+    """Each line as it stands, and what it says; None for one of another kind."""
     for number, content in enumerate(path.read_bytes().splitlines(), 1):
         if content.strip():
             try:
-                yield content, _parsed(content)
+                found = msgspec.json.decode(content, type=dict[str, Any])
+                yield content, None if "kind" in found else msgspec.convert(found, Line)
             except ValueError as error:
                 raise ValueError(f"{path.relative_to(root)}:{number}: {error}") from None
-
-
-def _parsed(content: bytes) -> Line | None:
-    """A checked line; None for one of another kind."""
-    found = msgspec.json.decode(content)
-    if not isinstance(found, dict):
-        raise ValueError("is not a JSON object")
-    if "kind" in found:
-        return None
-    line = msgspec.convert(found, Line)
-    if not (math.isfinite(line.ratio) and line.ratio > 0):
-        raise ValueError(f"a ratio of {line.ratio} cannot be")
-    if line.time.tzinfo is None:
-        raise ValueError("its time has no time zone")
-    return line
 
 
 def trim(folder: Path, root: Path, keep: int) -> None:
@@ -121,7 +130,7 @@ def trim(folder: Path, root: Path, keep: int) -> None:
     for path in sorted(folder.glob("*.jsonl"), reverse=True):
         kept: list[bytes] = []
         for content, line in reversed(list(_read(path, root))):
-            place = None if line is None else (variant_of(line), line.machine.key)
+            place = None if line is None else (line.variant, line.machine.key)
             seen[place] += 1
             if place is None or seen[place] <= keep:
                 kept.append(content + b"\n")
@@ -137,57 +146,24 @@ def replaced(document: str, begin: str, end: str, lines: Iterable[str]) -> str:
     return "\n".join([before + begin, *lines, end + behind])
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A row with what was varied; equal for the runs that are one history."""
-
-    workload: str
-    size: int
-    durability: str
-    workers: int
-    number: int = 0  # of what else was varied
-    varied: str = ""  # the same in words: "4 consumers"
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        level = LEVELS.index(self.durability) if self.durability in LEVELS else len(LEVELS)
-        return (place_of(self.workload), self.workload, level, self.size, self.number, self.workers)
-
-    @property
-    def title(self) -> str:
-        return title_of(self.workload) + (f", {self.varied}" if self.varied else "")
-
-
-def variant_of(line: Line) -> Variant:
-    detail, words = BY_NAME[line.workload].varied if line.workload in BY_NAME else ("", "")
-    number = line.details.get(detail)
-    if not isinstance(number, int):
-        return Variant(line.workload, line.size, line.durability, line.workers)
-    varied = f"{number:,} {words.removesuffix('s') if number == 1 else words}"
-    return Variant(line.workload, line.size, line.durability, line.workers, number, varied)
-
-
-def by_machine(lines: Iterable[Line]) -> list[dict[Variant, Line]]:
+def by_machine(lines: Iterable[Line]) -> list[list[Line]]:
     """The newest line of each variant, a machine each, the last one first.  Lines come by time."""
-    machines: dict[object, dict[Variant, Line]] = {}
+    machines: dict[object, dict[tuple[Any, ...], Line]] = {}
     for line in lines:
         key = line.machine.key
-        machines[key] = {**machines.pop(key, {}), variant_of(line): line}
-    return [
-        dict(sorted(newest.items(), key=lambda one: one[0].order)) for newest in reversed(machines.values())
-    ]
+        machines[key] = {**machines.pop(key, {}), line.variant: line}
+    return [[newest[variant] for variant in sorted(newest)] for newest in reversed(machines.values())]
 
 
 def make(lines: list[Line], document: str) -> str:
     """The document with its figures replaced; raises ValueError."""
     text: list[str] = []
     for newest in by_machine(lines):
-        about = textwrap.wrap(_about(newest.values()), WIDTH)
-        text += ["", *about, "", *HEAD, *starmap(_row, newest.items())]
+        text += ["", *textwrap.wrap(_about(newest), WIDTH), "", *HEAD, *map(_row, newest)]
     return replaced(document, BEGIN, END, text or ["", NOTHING])
 
 
-def _about(lines: Collection[Line]) -> str:
+def _about(lines: list[Line]) -> str:
     newest = max(lines, key=lambda line: line.time)
     judged = [line for line in lines if line.target]
     software = {"Linux": newest.machine.kernel, "Python": newest.machine.python}
@@ -197,11 +173,11 @@ def _about(lines: Collection[Line]) -> str:
     return f"{newest.machine.hardware}: last run {newest.time:%Y-%m-%d}{told}; {met}"
 
 
-def _row(variant: Variant, line: Line) -> str:
+def _row(line: Line) -> str:
     low, high = map(number, line.danube_range)
     verdict = "met" if line.met else "**missed**"
     cells = [
-        variant.title, size(line.size), line.durability, str(line.workers),
+        line.title, size(line.size), line.durability, str(line.workers),
         f"{number(line.floor)} {line.unit}", f"{number(line.danube)} {line.unit}", f"{low} to {high}",
         ratio(line.ratio), line.target or "none", verdict if line.target else "",
         f"{line.time:%Y-%m-%d} {line.machine.commit}",
@@ -232,9 +208,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--check", action="store_true", help="compare, and change nothing")
-    parser.add_argument(
-        "--keep", type=int, default=0, metavar="N", help="lines of each variant in the history"
-    )
+    parser.add_argument("--keep", type=int, default=0, metavar="N", help="lines of each variant to leave")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
@@ -257,9 +231,10 @@ def main(words: list[str] | None = None) -> int:
         complain(f"{document.relative_to(given.root)}: {error}")
         return UNUSABLE
     if given.check:
-        if outdated := document.read_text() != made:
-            complain("docs/performance.md is not up to date; run python -m perf.report")
-        return OUTDATED if outdated else 0
+        if document.read_text() == made:
+            return 0
+        complain("docs/performance.md is not up to date; run python -m perf.report")
+        return OUTDATED
     document.write_text(made)
     if given.keep:
         trim(folder, given.root, given.keep)

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 from danube import sync
 from danube.core.batch.checksum import crc32c
-from danube.limits import MIB
-from perf.turns import GIB, Bench, Plan, Skipped
+from danube.limits import GIB, MIB
+from perf.turns import Bench, Plan, Skipped, timed
 from tests.broker_process import BrokerProcess
 from tests.spark.segments import TOPIC, Shape, fill_partition, make_directory, make_store
 
@@ -43,15 +42,13 @@ def spark_session(bench: Bench) -> Any:
         "spark.log.level": "ERROR",
     }  # fmt: skip
     spark = session("danube-bench", "local[2]", **settings)
-    bench.on_close(spark.stop)
+    bench.callback(spark.stop)
     return spark
 
 
 def gb_s(size: int, run: Callable[[], Any]) -> float:
     """Gigabytes a second of one call that works through ``size`` bytes."""
-    started = time.perf_counter()
-    run()
-    return float(f"{size / (time.perf_counter() - started) / 1e9:.3g}")
+    return float(f"{size / timed(run) / 1e9:.3g}")
 
 
 def drained(frame: Any) -> None:
@@ -69,7 +66,7 @@ def read_history(bench: Bench) -> Plan:
     from danube.spark import read
 
     data, path = settings.directory / "data", str(settings.directory / "parquet")
-    total = max(2 * MIB, int(GIB * settings.scale))
+    total = settings.scaled(GIB, 2 * MIB)
     segment_bytes = min(SEGMENT_BYTES, total // 2)
     shape = Shape(settings.size, max(1, BATCH_BYTES // (settings.size + 8)))
     identity = make_directory(data)
@@ -97,15 +94,9 @@ def read_history(bench: Bench) -> Plan:
         return {**formatted, **side(by_read, "read")}
 
     by_format().write.options(**{"compression": "none", "parquet.enable.dictionary": "false"}).parquet(path)
-    least = READ_GB_S_MIN.get(settings.size, 0.0)
+    least, details = READ_GB_S_MIN.get(settings.size, 0), {"rows": rows, "segment_bytes": size}
     return Plan(
-        floor=lambda: side(parquet, "parquet"),
-        danube=danube,
-        unit="GB/s",
-        ratio_min=1.0,
-        danube_min=least,
-        target=f"as Parquet and >= {least} GB/s",
-        details={"rows": rows, "segment_bytes": size},
+        lambda: side(parquet, "parquet"), danube, "GB/s", ratio_min=1, danube_min=least, details=details
     )
 
 
@@ -120,7 +111,7 @@ class Store:
         self.root = settings.directory / "store"
         self.out = settings.directory / "out"
         shape = Shape(settings.size, settings.batch or 1_000, key_bytes=8)
-        self.size = make_store(self.root, shape, max(MIB, int(2 * GIB * settings.scale)))
+        self.size = make_store(self.root, shape, settings.scaled(2 * GIB, MIB))
         self.url = f"file://{self.root}"
         self.files = [path for path in self.root.rglob("*") if path.is_file()]
 
@@ -153,13 +144,7 @@ def validate_store(bench: Bench) -> Plan:
         for path in store.files:
             crc32c(path.read_bytes())
 
-    return Plan(
-        floor=lambda: gb_s(store.size, summed),
-        danube=lambda: job(store, clean, spark, {}),
-        unit="GB/s",
-        danube_min=5.0,
-        target=">= 5 GB/s",
-    )
+    return Plan(lambda: gb_s(store.size, summed), lambda: job(store, clean, spark, {}), "GB/s", danube_min=5)
 
 
 def export_topic(bench: Bench) -> Plan:
@@ -179,10 +164,7 @@ def export_topic(bench: Bench) -> Plan:
         return gb_s(store.size, by_spark)
 
     options = {"topic": TOPIC, "target": str(store.out), "format": "parquet"}
-    return Plan(
-        floor=floor, danube=lambda: job(store, export.run, spark, options), unit="GB/s", ratio_min=2.0,
-        target="ratio >= 2",
-    )  # fmt: skip
+    return Plan(floor, lambda: job(store, export.run, spark, options), "GB/s", ratio_min=2)
 
 
 def compact_store(bench: Bench) -> Plan:
@@ -194,13 +176,13 @@ def compact_store(bench: Bench) -> Plan:
         return gb_s(store.size, lambda: shutil.copytree(store.root, store.emptied()))
 
     options = {"below": "128MiB", "to": "512MiB", "work": str(bench.settings.directory)}
-    return Plan(floor=floor, danube=lambda: job(store, compact.run, spark, options), unit="GB/s")
+    return Plan(floor, lambda: job(store, compact.run, spark, options), "GB/s")
 
 
 def replay_topic(bench: Bench) -> Plan:
     """A whole replay, from the plan to the last acknowledgement, against ``danube bench publish``."""
     spark, broker, size = spark_session(bench), bench.broker, bench.settings.size
-    count = max(1, int(GIB // 2 * bench.settings.scale) // size)
+    count = max(1, bench.settings.scaled(GIB // 2) // size)
     published(broker, size, count, "/default/source")
 
     def danube() -> dict[str, float]:
@@ -208,14 +190,8 @@ def replay_topic(bench: Bench) -> Plan:
         rate, slowest_lane = replayed(bench, spark)
         return {"value": rate, "slowest_lane": slowest_lane}
 
-    return Plan(
-        floor=lambda: published(broker, size, count),
-        danube=danube,
-        unit="MB/s",
-        ratio_min=0.6,
-        target="ratio >= 0.6",
-        details={"records": count},
-    )
+    details = {"records": count}
+    return Plan(lambda: published(broker, size, count), danube, "MB/s", ratio_min=0.6, details=details)
 
 
 def published(broker: BrokerProcess, size: int, count: int, topic: str = "") -> float:

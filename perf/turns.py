@@ -1,7 +1,7 @@
 """Danube beside the floor, turn by turn, in one run.
 
 A row of perf/rows.py gets a :class:`Bench` (broker, floor server and a fresh topic name at hand) and
-names two measurements; :func:`compare` lets them take turns and returns one dictionary.
+returns its :class:`Plan`; :func:`compare` lets the two measurements take turns and returns one dictionary.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import os
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from danube import sync
+from danube.client.machine.admin import TopicInfo
+from danube.limits import GIB
 from perf import machine
 from perf.rows import BY_NAME
 from tests.broker_process import ROOT, BrokerProcess
@@ -25,7 +28,6 @@ from tests.child_process import Child
 from tests.e2e.authority_site import ENVIRONMENT, root
 
 __all__ = ["GIB", "ROOT", "Bench", "Plan", "Settings", "Skipped"]
-GIB = 1 << 30
 TURN_BYTES = GIB * 5 // 4  # what most turns write, and some more
 CLIENT_BATCH_BYTES = 512 << 10  # where the client cuts what send_many is given
 FRAME_AND_BATCH_HEADERS = 16 + 104 + 8  # frame, batch and padded producer name
@@ -60,59 +62,71 @@ class Settings:
         columns = (4 * (self.batch_records + 1) + 7) // 8 * 8 + (self.batch_records * self.size + 7) // 8 * 8
         return FRAME_AND_BATCH_HEADERS + columns
 
+    def scaled(self, count: float, least: int = 1) -> int:
+        """An amount of work, by ``scale``."""
+        return max(least, int(count * self.scale))
+
     def batches(self, total_bytes: int) -> int:
         """Number of batches that make ``total_bytes``, scaled."""
-        return max(1, int(total_bytes * self.scale) // self.frame_bytes)
+        return max(1, self.scaled(total_bytes) // self.frame_bytes)
 
     def sent(self, batch_count: int) -> dict[str, int]:
         """What a producer sends: these batches, behind four that warm up."""
         return {"record_count": batch_count * self.batch_records, "warm_count": 4 * self.batch_records}
 
-    def records(self, count: int) -> int:
-        """``count`` records, scaled, rounded up to whole thousands."""
-        return max(1_000, int(count * self.scale) // 1_000 * 1_000)
 
-
-@dataclass(kw_only=True)
+@dataclass
 class Plan:
     """Two measurements that take turns, what they count and what is aimed for.
 
-    ``within`` is how much more than the floor is allowed, in their unit; ``also`` is asked at the end.
+    ``within`` is how much more than the floor is allowed, in their unit.  ``also`` has further targets: their
+    words, and what judges the details at the end.
     """
 
     floor: Measure
     danube: Measure
     unit: str = "records/s"
-    ratio_min: float = 0.0
-    ratio_max: float = 0.0
-    danube_min: float = 0.0
-    danube_max: float = 0.0
-    within: float = 0.0
-    also: Callable[[], bool] = lambda: True
-    target: str = ""
+    _: KW_ONLY
+    ratio_min: float = 0
+    ratio_max: float = 0
+    danube_min: float = 0
+    danube_max: float = 0
+    within: float = 0
+    also: Mapping[str, Callable[[dict[str, Any]], bool]] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """What is aimed for, in words."""
+        bounds = {
+            f"ratio >= {self.ratio_min}": self.ratio_min,
+            f"ratio <= {self.ratio_max}": self.ratio_max,
+            f">= {self.danube_min:,} {self.unit}": self.danube_min,
+            f"<= {self.danube_max:,} {self.unit}": self.danube_max,
+            f"<= {self.within:,} {self.unit} more than the floor": self.within,
+        }
+        return " and ".join([*(words for words, bound in bounds.items() if bound), *self.also])
 
     def met(self, ratio: float, danube: float) -> bool:
         return (
-            self.also()
-            and (not self.within or danube <= danube / ratio + self.within)
-            and ratio >= self.ratio_min
+            ratio >= self.ratio_min
             and danube >= self.danube_min
             and (not self.ratio_max or ratio <= self.ratio_max)
             and (not self.danube_max or danube <= self.danube_max)
+            and (not self.within or danube <= danube / ratio + self.within)
+            and all(judge(self.details) for judge in self.also.values())
         )
 
 
-class Bench:
+class Bench(ExitStack):
     """The processes of one comparison; closing it leaves nothing behind."""
 
     def __init__(self, settings: Settings, broker: BrokerProcess | None = None) -> None:
         """``broker`` is one that runs already and is left running; without it one is started."""
+        super().__init__()
         self.settings = settings
-        self._stack = ExitStack()
         self._name, self._numbers = secrets.token_hex(4), itertools.count()
         self._broker = broker
-        self.environment: dict[str, str] = {}  # of the broker that is started
         self._floor_port = 0
         self._topics: list[str] = []
 
@@ -120,41 +134,37 @@ class Bench:
         self.touch_memory(2 * GIB)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
     @property
     def broker(self) -> BrokerProcess:
         if self._broker is None:
-            data_dir = self.settings.directory / "data"
-            broker = BrokerProcess(data_dir, workers=self.settings.workers, environment=self.environment)
-            self._broker = self.closing(broker).start()
+            self._broker = self.start_broker("data")
         return self._broker
+
+    def start_broker(self, name: str, environment: Mapping[str, str] | None = None) -> BrokerProcess:
+        """A broker with a directory of its own, which is killed when this bench is closed."""
+        directory, workers = self.settings.directory / name, self.settings.workers
+        broker = BrokerProcess(directory, workers=workers, environment=environment)
+        self.callback(broker.kill)
+        return broker.start()
 
     def asking(self) -> BrokerProcess:
         """Another broker, which asks for a token; all loads bear one from now on."""
-        place = self.settings.directory / "asks"
-        broker = BrokerProcess(place, workers=self.settings.workers, environment=ENVIRONMENT)
         os.environ["DANUBE_TOKEN"] = root()  # a broker that asks nobody does not look at it
-        self.on_close(lambda: os.environ.pop("DANUBE_TOKEN"))
-        return self.closing(broker).start()
+        self.callback(os.environ.pop, "DANUBE_TOKEN")
+        return self.start_broker("asks", ENVIRONMENT)
 
-    def closing(self, broker: BrokerProcess) -> BrokerProcess:
-        """Have a broker killed when this bench is closed."""
-        self._stack.callback(broker.kill)
-        return broker
+    def options(
+        self, broker: BrokerProcess | None = None, *, keep: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        """What every load needs, with a topic of its own: of another broker, or one of this bench's own.
 
-    def on_close(self, end: Callable[[], object]) -> None:
-        """Have something of a workload's own ended when this bench is closed."""
-        self._stack.callback(end)
-
-    def options(self, *, keep: bool = False, **more: Any) -> dict[str, Any]:
-        """What every load needs, with a topic of its own that is deleted after the turn unless kept."""
+        The latter is deleted after the turn unless kept.
+        """
         topic = f"/default/bench-{self._name}-{next(self._numbers)}"
-        if not keep:
+        if broker is None and not keep:
             self._topics.append(topic)
         return {
-            "url": self.broker.address,
+            "url": (broker or self.broker).address,
             "topic": topic,
             "size": self.settings.size,
             "batch": self.settings.batch_records,
@@ -163,20 +173,25 @@ class Bench:
             **more,
         }
 
+    def create(self, options: dict[str, Any], partitions: int = 0) -> TopicInfo:
+        """Make the topic of these options at their level."""
+        level = options["durability"]
+        policy: dict[str, Any] = {"reliable": level != "memory", "durability": level}
+        with sync.connect(options["url"]) as client:
+            return client.admin.create_topic(options["topic"], partitions=partitions, **policy)
+
+    def delete(self, options: dict[str, Any]) -> None:
+        with sync.connect(options["url"]) as client:
+            client.admin.delete_topic(options["topic"])
+
     def end_turn(self) -> None:
         """Delete this turn's topics, so that their pages serve the next turn, as retention would."""
-        if self._topics:
-            self.ask("delete_topics", {"url": self.broker.address, "topics": self._topics})
-            self._topics = []
+        for topic in self._topics:
+            self.delete({"url": self.broker.address, "topic": topic})
+        self._topics = []
 
     def load(self, name: str, options: dict[str, Any]) -> Child:
         return Child("perf/loads.py", name, options)
-
-    def ask(self, name: str, options: dict[str, Any]) -> None:
-        """One load that is not measured."""
-        child = self.load(name, options).wait_ready()
-        child.go()
-        child.result()
 
     def run(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """One load from set-up to result."""
@@ -190,7 +205,7 @@ class Bench:
         return child
 
     def touch_memory(self, size: int) -> None:
-        machine.touch(self.settings.directory, int(size * self.settings.scale))
+        machine.touch(self.settings.directory, self.settings.scaled(size))
 
     def fill(self, options: dict[str, Any], total_bytes: int) -> int:
         """Publish until the topic holds about ``total_bytes``; returns the number of records."""
@@ -207,7 +222,7 @@ class Bench:
                 "sync": self.settings.durability == "fsync",
             }
             server = Child("perf/pump.py", "serve", options)
-            self._stack.callback(server.stop)
+            self.callback(server.stop)
             self._floor_port = int(server.line())
         return self._floor_port
 
@@ -223,6 +238,13 @@ class Bench:
         return Child("perf/pump.py", "ping", options).result()
 
 
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    started = time.monotonic()
+    run()
+    return time.monotonic() - started
+
+
 def seconds(found: dict[str, Any]) -> float:
     return max(1e-9, (found["ended_ns"] - found["started_ns"]) / 1e9)
 
@@ -234,7 +256,7 @@ def per_second(found: dict[str, Any]) -> float:
 def plan_of(name: str, bench: Bench) -> Plan:
     """Set a row up and return what it measures; raises Skipped."""
     module, function = BY_NAME[name].measure.split(":")
-    plan: Plan = getattr(importlib.import_module(module), function)(bench)
+    plan: Plan = getattr(importlib.import_module(f"perf.{module}"), function)(bench)
     return plan
 
 

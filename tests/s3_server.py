@@ -127,13 +127,13 @@ def _last_line(error: Exception) -> str:
     return lines[-1][:200] if lines else type(error).__name__
 
 
-def _new_folder() -> Path:
+def new_folder(parent: Path | None = None) -> Path:
     """A folder for one server; those of processes that were killed are removed."""
-    for old in Path(tempfile.gettempdir()).glob("danube-s3-*-*"):
+    for old in (parent or Path(tempfile.gettempdir())).glob("danube-s3-*-*"):
         pid = old.name.split("-")[2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"danube-s3-{os.getpid()}-"))
+    return Path(tempfile.mkdtemp(prefix=f"danube-s3-{os.getpid()}-", dir=parent))
 
 
 @dataclass
@@ -144,7 +144,7 @@ class S3Server:
     port: int = 0
     access_key: str = ACCESS_KEY
     secret_key: str = SECRET_KEY
-    _folder: Path = field(default_factory=_new_folder)
+    folder: Path = field(default_factory=new_folder)
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -161,11 +161,11 @@ class S3Server:
 
     def start(self) -> S3Server:
         """Start on a free port, or on the one it had, and wait until it answers."""
-        data = self._folder / "data"
+        data = self.folder / "data"
         data.mkdir(exist_ok=True)
         environ = {
             "PATH": os.environ.get("PATH", ""),
-            "HOME": str(self._folder),
+            "HOME": str(self.folder),
             "MINIO_ROOT_USER": self.access_key,
             "MINIO_ROOT_PASSWORD": self.secret_key,
             "MINIO_BROWSER": "off",
@@ -174,21 +174,21 @@ class S3Server:
         wanted = self.port
         for _ in range(5):  # the free port may be another's by the time the server asks for it
             self.port = wanted or free_port()
-            with (self._folder / "output").open("ab") as output:
+            with (self.folder / "output").open("ab") as output:
                 self._process = subprocess.Popen(
                     self.program.command(self.port, data),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     env=environ,
-                    cwd=self._folder,
+                    cwd=self.folder,
                     start_new_session=True,  # an interrupt from the terminal is for who started it
                     preexec_fn=die_with_parent,
                 )
             if self._answers():
                 return self
             self.kill()
-        said = (self._folder / "output").read_text("utf-8", "replace")[-500:]
+        said = (self.folder / "output").read_text("utf-8", "replace")[-500:]
         self.stop()
         raise NoServer(f"{self.program.path} does not serve: {said}")
 
@@ -218,15 +218,14 @@ class S3Server:
 
     def stop(self) -> None:
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-    def client(self) -> Any:
-        """A bare ``minio`` client of this server."""
+    def client(self, *, endpoint: str = "") -> Any:
+        """A bare ``minio`` client of this server; ``endpoint`` is that of a proxy before it."""
         import minio
 
-        return minio.Minio(
-            f"127.0.0.1:{self.port}", self.access_key, self.secret_key, secure=False, region=REGION
-        )
+        host = (endpoint or self.endpoint).removeprefix("http://")
+        return minio.Minio(host, self.access_key, self.secret_key, secure=False, region=REGION)
 
     def make_bucket(self, name: str = "") -> str:
         """A bucket that no other test has."""

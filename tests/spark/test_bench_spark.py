@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from perf import spark as rows
-from perf.rows import ROWS, SPARK
+from perf.rows import ROWS
 from perf.turns import Bench, Settings, plan_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == SPARK])
+@pytest.mark.parametrize("name", [row.name for row in ROWS if row.module == "spark"])
 def test_both_sides_of_a_row_measure_something(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,11 +11,11 @@ pytest.importorskip("raftos", reason="a cluster needs raftos; scripts/setup inst
 
 from danube.limits import METADATA_VALUE_BYTES_MAX
 from perf import metadata
-from perf.rows import METADATA, ROWS
+from perf.rows import ROWS
 from perf.turns import Bench, Settings, plan_of
 
 
-@pytest.mark.parametrize("name", [row.name for row in ROWS if row.group == METADATA])
+@pytest.mark.parametrize("name", [row.name for row in ROWS if row.module == "metadata"])
 def test_both_sides_are_measured_over_processes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from perf.child import percentiles
 from perf.machine import file_system, fingerprint
-from perf.rows import BY_NAME, NATIVE, ROWS
+from perf.rows import BY_NAME, ROWS
 from perf.turns import Bench, Settings, compare, plan_of
 from tests.broker_process import ROOT, BrokerProcess
 
@@ -28,7 +28,7 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", sorted({row.name for row in ROWS if row.group == NATIVE} - OWN_BROKER))
+@pytest.mark.parametrize("name", sorted({row.name for row in ROWS if row.module == "native"} - OWN_BROKER))
 def test_a_workload_measures_something(name: str, tmp_path: Path, shared_broker: BrokerProcess) -> None:
     settings = Settings(directory=tmp_path, count=3, **TINY, **BY_NAME[name].settings)
     with Bench(settings, shared_broker) as bench:

@@ -12,11 +12,11 @@ import pytest
 
 from perf import bench as command
 from perf import tiers
-from perf.rows import ROWS, TIERS
+from perf.rows import ROWS
 from perf.turns import Bench, Plan, Settings, plan_of
 from tests.s3_server import NoServer, S3Server
 
-OF_THE_STORE = [row.name for row in ROWS if row.group == TIERS]
+OF_THE_STORE = [row.name for row in ROWS if row.module == "tiers"]
 
 
 @pytest.mark.e2e
@@ -59,14 +59,24 @@ def test_a_plan_can_ask_for_more_than_a_ratio() -> None:
         return Plan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
 
     assert plan().met(5.0, 50.0)
-    assert not plan(also=lambda: False).met(5.0, 50.0)
+    assert not plan(also={"more": lambda details: False}).met(5.0, 50.0)
     assert plan(within=40.0).met(5.0, 50.0) and not plan(within=39.0).met(5.0, 50.0)
 
 
-def test_the_ranges_of_a_bare_read_cover_every_byte_once() -> None:
-    from perf.tier_peer import ranges
+def test_a_target_is_told_in_words_made_of_its_numbers() -> None:
+    def target(unit: str, **bounds: Any) -> str:
+        return Plan(lambda: 1.0, lambda: 1.0, unit, **bounds).target
 
-    assert ranges({"b": 5, "a": 4}, 4) == [("a", 0, 4), ("b", 0, 4), ("b", 4, 1)]
+    rate = target("records/s", ratio_min=0.5, danube_min=4_000_000)
+    assert rate == "ratio >= 0.5 and >= 4,000,000 records/s"
+    assert target("us", ratio_max=2, also={"p99 < 2 x": bool}) == "ratio <= 2 and p99 < 2 x"
+    assert target("s", danube_max=3) == "<= 3 s"
+    assert target("ms", within=50) == "<= 50 ms more than the floor"
+    assert target("GB/s") == ""
+
+
+def test_the_ranges_of_a_bare_read_cover_every_byte_once() -> None:
+    assert tiers.ranges({"b": 5, "a": 4}, 4) == [("a", 0, 4), ("b", 0, 4), ("b", 4, 1)]
 
 
 def test_a_missing_server_is_a_visible_skip(

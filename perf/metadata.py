@@ -131,11 +131,7 @@ def lengthened(cluster: Cluster, settings: Settings) -> int:
 def started(bench: Bench, name: str) -> Cluster:
     directory = bench.settings.directory / name
     directory.mkdir()
-    cluster = Cluster(directory)
-    for member in cluster.members:
-        bench.callback(member.kill)
-    cluster.start()
-    return cluster
+    return bench.enter_context(Cluster(directory))
 
 
 # -- workloads --------------------------------------------------------------------------------------

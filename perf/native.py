@@ -37,10 +37,10 @@ def publish(bench: Bench) -> Plan:
     """send_many of one producer, acknowledged at the level, against the bare pump."""
     settings = bench.settings
     synced = settings.durability == "fsync"
-    count = settings.batches(GIB // 2 if synced else GIB)
+    size = GIB // 2 if synced else GIB
     return Plan(
-        lambda: bench.floor_rate(count),
-        lambda: per_second(bench.run("publish", bench.options(**settings.sent(count)))),
+        lambda: bench.floor_rate(settings.batches(size)),
+        lambda: per_second(bench.run("publish", bench.options(**settings.sent(size)))),
         ratio_min=0 if synced else PUBLISH_RATIO_MIN,
         danube_min=PUBLISH_MIN.get((settings.durability, settings.size), 0),
     )
@@ -69,7 +69,7 @@ def e2e(bench: Bench) -> Plan:
     least = {1: 4_000_000, 4: 8_000_000}.get(count, 0) if lossy else 2_000_000 * (count == 1)
 
     def danube() -> dict[str, Any]:
-        options = bench.options(**bench.settings.sent(bench.settings.batches(GIB)))
+        options = bench.options(**bench.settings.sent(GIB))
         record_count = options["record_count"] + options["warm_count"]
         bench.create(options)
         wanted = {"record_count": 0 if lossy else record_count}
@@ -165,7 +165,7 @@ def consumers(bench: Bench) -> Plan:
 
 def remote(bench: Bench) -> Plan:
     """A partition that another worker owns against one of the worker that holds the connection."""
-    sent = bench.settings.sent(bench.settings.batches(GIB // 2))
+    sent = bench.settings.sent(GIB // 2)
 
     def rate(load: str) -> float:
         return per_second(bench.run(load, bench.options(**sent)))
@@ -175,7 +175,7 @@ def remote(bench: Bench) -> Plan:
 
 def auth(bench: Bench) -> Plan:
     """send_many to a broker that asks for a token, against one that asks nobody and has the same load."""
-    sent = bench.settings.sent(bench.settings.batches(GIB // 2))
+    sent = bench.settings.sent(GIB // 2)
     asks = bench.asking()
 
     def open_to_all() -> float:
@@ -196,7 +196,7 @@ def neighbour(bench: Bench) -> Plan:
     The figure is the p99 of sends at 1,000/s; details tell the rate of ``send_many``, and the time of the
     broker's processors for a record of it, with all that it does for the neighbour.
     """
-    count, sent = bench.settings.scaled(3_000, 1_000), bench.settings.sent(bench.settings.batches(GIB // 2))
+    count, sent = bench.settings.scaled(3_000, 1_000), bench.settings.sent(GIB // 2)
     quota, turns = 2_000, dict[str, list[float]]()
 
     def beside(name: str, times: int) -> float:

@@ -1,7 +1,7 @@
 """The processes of the tiered-storage measurements, one role each.
 
-``first`` times the first record of cold reads, ``paced`` publishes at a steady rate and may follow what it
-publishes, ``cold`` is many readers of old records.
+``get`` reads objects through the bare client, ``first`` times the first record of cold reads, ``paced``
+publishes at a steady rate and may follow what it publishes, ``cold`` is many readers of old records.
 """
 
 from __future__ import annotations
@@ -13,17 +13,49 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
+import minio
+
 import danube
 from perf.child import Options, Pace, Window, go, moments, percentiles, serve
 from perf.compare.clients.danube_native import IN_FLIGHT
 from perf.loads import open_producer
 from tests.child_process import told
+from tests.s3_server import ACCESS_KEY, REGION, SECRET_KEY
 
 WAIT_S = 250.0
 EPOCH = 1 << 30  # of an owner after all that wrote the segments
 PING_BYTES = 64
 WARM_BATCHES = 100
 PACED_IN_FLIGHT = 4 * IN_FLIGHT  # more than a paced producer needs, so that the rate is the schedule's
+
+
+def ranges(sizes: dict[str, int], step: int) -> list[tuple[str, int, int]]:
+    """Key, start and length of the GETs that read all objects in order."""
+    return [
+        (key, start, min(step, size - start))
+        for key, size in sorted(sizes.items())
+        for start in range(0, size, step)
+    ]
+
+
+def get(client: minio.Minio, bucket: str, key: str, start: int, length: int) -> int:
+    response = client.get_object(bucket, key, offset=start, length=length)
+    try:
+        return len(response.read())
+    finally:
+        response.close()
+        response.release_conn()
+
+
+async def get_all(options: Options) -> Options:
+    """All objects through the bare client, in ranges, in a plain loop."""
+    client = minio.Minio(options["endpoint"], ACCESS_KEY, SECRET_KEY, secure=False, region=REGION)
+    wanted = ranges(options["objects"], options["step"])
+    client.bucket_exists(options["bucket"])
+    await go()
+    started = time.monotonic_ns()
+    size = sum(get(client, options["bucket"], *one) for one in wanted)
+    return {**moments(started, len(wanted)), "bytes": size}
 
 
 async def first(options: Options) -> Options:
@@ -41,9 +73,6 @@ async def first(options: Options) -> Options:
                 if message.offset != offset:
                     raise SystemExit(f"asked for {offset}, got {message.offset}")
     return {"times_ms": times}
-
-
-# -- publishing and reading beside it ------------------------------------------------------------------
 
 
 async def paced(options: Options) -> Options:
@@ -147,4 +176,4 @@ async def cold(options: Options) -> Options:
 
 
 if __name__ == "__main__":
-    serve({"first": first, "paced": paced, "cold": cold})
+    serve({"get": get_all, "first": first, "paced": paced, "cold": cold})

@@ -29,6 +29,7 @@ from danube.limits import GIB, MIB
 from danube.wal.segments.segment import LogIdentity
 from danube.wal.stores.opening import open_store
 from danube.wal.tier.manifest import Manifest
+from perf.tier_peer import get
 from perf.turns import Bench, Plan, Skipped, per_second, seconds, timed
 from tests.broker_process import BrokerProcess, wait_until
 from tests.child_process import Child
@@ -114,15 +115,6 @@ class TierBench:
         """Sizes of the segments below a prefix, that of the broker by default, by key."""
         found = self.client.list_objects(self.bucket, prefix=f"{prefix}/partitions/", recursive=True)
         return {one.object_name: one.size for one in found if one.object_name.endswith(".seg")}
-
-    def get(self, key: str, start: int, length: int) -> int:
-        """Bytes that a ranged GET brought."""
-        response = self.client.get_object(self.bucket, key, offset=start, length=length)
-        try:
-            return len(response.read())
-        finally:
-            response.close()
-            response.release_conn()
 
     def empty(self) -> None:
         """Delete all objects."""
@@ -302,7 +294,7 @@ def publish(bench: Bench) -> Plan:
 
 
 def full_speed(tier: TierBench, broker: BrokerProcess) -> float:
-    options = tier.bench.options(broker, **tier.settings.sent(tier.settings.batches(GIB)))
+    options = tier.bench.options(broker, **tier.settings.sent(GIB))
     rate = per_second(tier.bench.run("publish", options))
     tier.delete(options)
     return rate
@@ -316,9 +308,13 @@ def read(bench: Bench) -> Plan:
     objects = tier.objects()
     size, numbers = sum(objects.values()), itertools.count()
 
-    def get_all() -> None:
-        if (found := sum(tier.get(*one) for one in ranges(objects, GET_BYTES))) != size:
-            raise RuntimeError(f"{found} of {size} bytes were read")
+    def floor() -> float:
+        host = tier.endpoint.removeprefix("http://")
+        wanted = {"endpoint": host, "bucket": tier.bucket, "objects": objects, "step": GET_BYTES}
+        found = tier.ask("get", wanted)
+        if found["bytes"] != size:
+            raise RuntimeError(f"{found['bytes']} of {size} bytes were read")
+        return size / MIB / seconds(found)
 
     def danube() -> dict[str, Any]:
         cold(broker, options)
@@ -326,16 +322,7 @@ def read(bench: Bench) -> Plan:
         return {"value": size / MIB / seconds(found), "records_s": round(per_second(found))}
 
     details = {**tier.facts, "objects": len(objects), "mib": round(size / MIB)}
-    return Plan(lambda: size / MIB / timed(get_all), danube, "MiB/s", ratio_min=0.6, details=details)
-
-
-def ranges(sizes: dict[str, int], step: int) -> list[tuple[str, int, int]]:
-    """Key, start and length of the GETs that read all objects in order."""
-    return [
-        (key, start, min(step, size - start))
-        for key, size in sorted(sizes.items())
-        for start in range(0, size, step)
-    ]
+    return Plan(floor, danube, "MiB/s", ratio_min=0.6, details=details)
 
 
 def first(bench: Bench) -> Plan:
@@ -347,9 +334,12 @@ def first(bench: Bench) -> Plan:
     keys = sorted(tier.objects())
     reads, numbers = [cold_offset(key) for key in keys][:FIRST_READS], itertools.count()
 
+    def ping() -> None:
+        get(tier.client, tier.bucket, keys[0], 0, PING_BYTES)
+
     def floor() -> float:
-        tier.get(keys[0], 0, PING_BYTES)  # on the connection that is kept
-        times_s = [timed(lambda: tier.get(keys[0], 0, PING_BYTES)) for _ in range(PINGS)]
+        ping()  # makes the connection that is kept
+        times_s = [timed(ping) for _ in range(PINGS)]
         return 2 * 1_000 * statistics.median(times_s)
 
     def danube() -> dict[str, Any]:

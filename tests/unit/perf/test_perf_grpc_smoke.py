@@ -41,7 +41,7 @@ def test_both_sides_of_a_workload_measure_something(
             measured = side()
             assert (measured["value"] if isinstance(measured, dict) else measured) > 0
         bench.end_turn()
-    assert plan.unit and plan.target
+    assert plan.unit and plan.goals(1.0, 1.0)
 
 
 @needs_compiler
@@ -107,7 +107,9 @@ def test_one_message_after_another_is_judged_by_rate_and_processor_time(
         assert isinstance(found, dict) and found["value"] == 4_000 and found["worker_us"] >= 0
     for worker_us, met in ((250, True), (251, False)):
         plan.details["worker_us"] = worker_us
-        assert plan.met(0.5, 4_000) is met and not plan.met(0.5, 2_999)
+        goals = plan.goals(0.5, 4_000)
+        assert goals == {">= 3,000 messages/s": True, "<= 250 us of a worker": met}
+        assert not plan.goals(0.5, 2_999)[">= 3,000 messages/s"]
 
 
 def test_without_cargo_the_rust_client_is_a_visible_skip(

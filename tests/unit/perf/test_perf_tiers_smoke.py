@@ -13,6 +13,7 @@ import pytest
 from perf import bench as command
 from perf import tiers
 from perf.rows import ROWS
+from perf.tier_peer import ranges
 from perf.turns import Bench, Plan, Settings, plan_of
 from tests.s3_server import NoServer, S3Server
 
@@ -36,8 +37,8 @@ def test_both_sides_of_a_workload_measure_something(
             value = measured["value"] if isinstance(measured, dict) else measured
             plan.details.update(measured if isinstance(measured, dict) else {})
             assert value > 0
-        assert plan.met(1.0, 1.0) in (True, False)
-    assert plan.unit and plan.target and plan.details["server"] == s3_server.kind
+        assert plan.unit and plan.goals(1.0, 1.0)
+    assert plan.details["server"] == s3_server.kind
 
 
 def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
@@ -54,29 +55,30 @@ def test_a_process_yields_where_the_kernel_keeps_no_niceness_of_its_session(
         process.kill()
 
 
-def test_a_plan_can_ask_for_more_than_a_ratio() -> None:
-    def plan(**more: Any) -> Plan:
-        return Plan(floor=lambda: 10.0, danube=lambda: 50.0, **more)
-
-    assert plan().met(5.0, 50.0)
-    assert not plan(also={"more": lambda details: False}).met(5.0, 50.0)
-    assert plan(within=40.0).met(5.0, 50.0) and not plan(within=39.0).met(5.0, 50.0)
-
-
-def test_a_target_is_told_in_words_made_of_its_numbers() -> None:
-    def target(unit: str, **bounds: Any) -> str:
-        return Plan(lambda: 1.0, lambda: 1.0, unit, **bounds).target
-
-    rate = target("records/s", ratio_min=0.5, danube_min=4_000_000)
-    assert rate == "ratio >= 0.5 and >= 4,000,000 records/s"
-    assert target("us", ratio_max=2, also={"p99 < 2 x": bool}) == "ratio <= 2 and p99 < 2 x"
-    assert target("s", danube_max=3) == "<= 3 s"
-    assert target("ms", within=50) == "<= 50 ms more than the floor"
-    assert target("GB/s") == ""
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({}, {}),
+        (
+            {"ratio_min": 0.5, "danube_min": 4_000_000},
+            {"ratio >= 0.5": True, ">= 4,000,000 records/s": False},
+        ),
+        ({"ratio_max": 5}, {"ratio <= 5": True}),
+        ({"danube_max": 49.5}, {"<= 49.5 records/s": False}),
+        ({"within": 40}, {"<= 40 records/s more than the floor": True}),
+        ({"within": 39}, {"<= 39 records/s more than the floor": False}),
+        ({"ratio_max": 2, "also": {"p99 < 2 x": bool}}, {"ratio <= 2": False, "p99 < 2 x": False}),
+    ],
+)
+def test_targets_are_told_in_words_made_of_their_numbers(
+    asked: dict[str, Any], found: dict[str, bool]
+) -> None:
+    plan = Plan(lambda: 10.0, lambda: 50.0, **asked)
+    assert plan.goals(5.0, 50.0) == found
 
 
 def test_the_ranges_of_a_bare_read_cover_every_byte_once() -> None:
-    assert tiers.ranges({"b": 5, "a": 4}, 4) == [("a", 0, 4), ("b", 0, 4), ("b", 4, 1)]
+    assert ranges({"b": 5, "a": 4}, 4) == [("a", 0, 4), ("b", 0, 4), ("b", 4, 1)]
 
 
 def test_a_missing_server_is_a_visible_skip(

@@ -90,17 +90,13 @@ def touch(directory: Path, size: int) -> int:
     """Touch about ``size`` bytes by way of a file in ``directory``; return how many passes it took."""
     before_s = 0.0
     for number in range(1, PASSES_MAX + 1):
-        started = time.monotonic()
-        _pass(directory / "touched", size)
+        started, path = time.monotonic(), directory / "touched"
+        with path.open("wb", buffering=0) as file:
+            path.unlink()
+            for _ in range(size // len(_PIECE)):
+                file.write(_PIECE)
         took_s = time.monotonic() - started
         if min(before_s, took_s) >= _ALIKE * max(before_s, took_s):
             return number
         before_s = took_s
     return PASSES_MAX
-
-
-def _pass(path: Path, size: int) -> None:
-    with path.open("wb", buffering=0) as file:
-        path.unlink()
-        for _ in range(size // len(_PIECE)):
-            file.write(_PIECE)

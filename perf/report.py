@@ -26,6 +26,7 @@ from perf.rows import BY_NAME, Row
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTDATED, UNUSABLE = 1, 2
+DOCUMENT = "docs/performance.md"
 BEGIN = "<!-- figures: made by `python -m perf.report` out of perf/history; what is written here is lost -->"
 END = "<!-- figures: end -->"
 NOTHING = "Nothing has been measured yet; `scripts/bench` does it."
@@ -142,7 +143,7 @@ def replaced(document: str, begin: str, end: str, lines: Iterable[str]) -> str:
     before, found_begin, rest = document.partition(begin)
     _, found_end, behind = rest.partition(end)
     if not found_begin or not found_end or begin in rest or end in before + behind:
-        raise ValueError(f"has not exactly one line {begin!r} and one {end!r} behind it")
+        raise ValueError(f"the document has not exactly one line {begin!r} and one {end!r} behind it")
     return "\n".join([before + begin, *lines, end + behind])
 
 
@@ -179,8 +180,8 @@ def _row(line: Line) -> str:
     cells = [
         line.title, size(line.size), line.durability, str(line.workers),
         f"{number(line.floor)} {line.unit}", f"{number(line.danube)} {line.unit}", f"{low} to {high}",
-        ratio(line.ratio), line.target or "none", verdict if line.target else "",
-        f"{line.time:%Y-%m-%d} {line.machine.commit}",
+        f"{line.ratio:.{2 if line.ratio < 10 else 1}f}", line.target or "none",
+        verdict if line.target else "", f"{line.time:%Y-%m-%d} {line.machine.commit}",
     ]  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -192,48 +193,29 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
 
-def ratio(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
-
-
 def size(octets: int) -> str:
     """Payload bytes as people write them."""
     return f"{octets // 1024} KiB" if octets >= 1024 and octets % 1024 == 0 else f"{octets} B"
 
 
-def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m perf.report", description=f"Write the table of {DOCUMENT}.")
     parser.add_argument("--check", action="store_true", help="compare, and change nothing")
     parser.add_argument("--keep", type=int, default=0, metavar="N", help="lines of each variant to leave")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
-    return parser.parse_args(words)
-
-
-def complain(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def main(words: list[str] | None = None) -> int:
-    given = arguments(words)
-    document, folder = given.root / "docs" / "performance.md", given.root / "perf" / "history"
+    given = parser.parse_args(words)
+    document, folder = given.root / DOCUMENT, given.root / "perf" / "history"
     try:
         lines = read_history(folder, given.root)
-    except ValueError as error:
-        complain(f"{error}\nnothing was written: mend that line, or take it out")
-        return UNUSABLE
-    try:
-        made = make(lines, document.read_text())
+        written = document.read_text()
+        made = make(lines, written)
     except (OSError, ValueError) as error:
-        complain(f"{document.relative_to(given.root)}: {error}")
+        print(f"{error}\nnothing was written to {DOCUMENT}: mend what is named", file=sys.stderr)
         return UNUSABLE
     if given.check:
-        if document.read_text() == made:
+        if written == made:
             return 0
-        complain("docs/performance.md is not up to date; run python -m perf.report")
+        print(f"{DOCUMENT} is not up to date; run python -m perf.report", file=sys.stderr)
         return OUTDATED
     document.write_text(made)
     if given.keep:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from danube import sync
 from danube.client.machine.admin import TopicInfo
@@ -256,8 +256,7 @@ def compare(name: str, settings: Settings) -> dict[str, Any]:
     """Let floor and Danube take turns and return the medians, their spread and the ratio; raises Skipped."""
     with Bench(settings) as bench:
         plan = plan_of(name, bench)
-        turns = list(_turns(bench, plan, settings.rounds))
-    floors, danubes = [turn.floor for turn in turns], [turn.danube for turn in turns]
+        floors, danubes, stolen = zip(*_turns(bench, plan, settings.rounds), strict=True)
     floor, danube = statistics.median(floors), statistics.median(danubes)
     ratio = danube / floor
     goals = plan.goals(ratio, danube)
@@ -276,30 +275,26 @@ def compare(name: str, settings: Settings) -> dict[str, Any]:
         "rounds": settings.rounds,
         "floor_range": [rounded(min(floors)), rounded(max(floors))],
         "danube_range": [rounded(min(danubes)), rounded(max(danubes))],
-        "details": {**plan.details, "stolen": round(max(turn.stolen for turn in turns), 4)},
+        "details": {**plan.details, "stolen": round(max(stolen), 4)},
     }
 
 
-class Turn(NamedTuple):
-    """What both sides had, and the share of the processors' time that others had of this host meanwhile."""
+def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[tuple[float, float, float]]:
+    """Both figures of each turn, and the share of the processors' time that others had meanwhile.
 
-    floor: float
-    danube: float
-    stolen: float
-
-
-def _turns(bench: Bench, plan: Plan, rounds: int) -> Iterator[Turn]:
-    """One turn to warm up, then ``rounds``; disturbed ones are taken again, as often as that at most."""
+    One turn to warm up, then ``rounds``; disturbed ones are taken again, as often as that at most.
+    """
     left, count = rounds, 0
     while count <= rounds:
         sides = [_side(bench, plan, measure) for measure in (plan.floor, plan.danube)]
-        turn = Turn(sides[0][0], sides[1][0], max(share for _, share in sides))
-        if count and turn.stolen > STOLEN_MAX and left:
+        (floor, danube), shares = zip(*sides, strict=True)
+        stolen = max(shares)
+        if count and stolen > STOLEN_MAX and left:
             left -= 1
             plan.details["turns_again"] = rounds - left
             continue
         if count or not rounds:
-            yield turn
+            yield floor, danube, stolen
         count += 1
 
 

@@ -4,8 +4,7 @@
     python -m perf.compare --list                   products, settings, clients, and what is missing here
     python -m perf.compare --only danube,nats --workload publish --size 100 --rounds 1 --scale 0.1
     python -m perf.compare --append FILE.jsonl      the whole of it, recorded
-    python -m perf.compare --table FILE.jsonl       the table of what was recorded last
-    python -m perf.compare --write                  the same of perf/history into docs/comparison.md
+    python -m perf.compare --write                  the newest of perf/history into docs/comparison.md
 
 Turns are interleaved (A B C A B C), the first of each is thrown away, figures are medians.  How each is
 measured: docs/comparison.md.
@@ -54,7 +53,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--directory", type=Path, help="where data goes; a temporary directory by default")
     add("--network", choices=["own", "machine"], default="own", help="whose loopback (own)")
     add("--append", metavar="FILE", type=Path, help="append the run to FILE as one line")
-    add("--table", metavar="FILE", type=Path, help="print what FILE recorded last; measure nothing")
     add("--write", action="store_true", help="write the newest of each workload and size into the document")
     add("-o", "--output", choices=["markdown", "json"], default="markdown")
     options = parser.parse_args(words)
@@ -107,8 +105,6 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if options.list:
             print(listing(products(options.workers)))
-        elif options.table:
-            print(show(last_runs([options.table])[0], options.output))
         elif options.write:
             DOCUMENT.write_text(written(DOCUMENT.read_text(), last_runs(sorted(HISTORY.glob("*.jsonl")))))
         else:
@@ -119,14 +115,10 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def ended(number: int, frame: object) -> None:
-    """SIGTERM leaves as an exception does: with nothing running and no files."""
-    sys.exit(128 + number)
-
-
 def measure(options: argparse.Namespace) -> int:
     """Run the comparison, print and record it; 1 when something failed that should have been measured."""
-    signal.signal(signal.SIGTERM, ended)
+    # SIGTERM leaves as an exception does: with nothing running and no files.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     own = options.network == "own"
     network = enter_own_network() if own else f"the machine's loopback, {congestion_control()}"
     rows: list[Row] = []

@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def stopping(stopped: threading.Event) -> None:
         signal.signal(number, stop)
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
+say = partial(print, flush=True)
 
 
 @contextmanager

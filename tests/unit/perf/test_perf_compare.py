@@ -510,13 +510,22 @@ def history(tmp_path: Path) -> Path:
     return recorded(path, old, new)
 
 
-def test_what_was_recorded_last_can_be_printed_again(
-    history: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["--table", str(history), "-o", "markdown"]) == 0
-    printed = capsys.readouterr().out
-    assert "| new |" in printed and "| old |" not in printed
-    assert "- skipped: kafka: it is not here" in printed
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The document that ``--write`` writes out of the history in ``tmp_path``."""
+    path = tmp_path / "comparison.md"
+    path.write_text(f"{BEGIN}\n{END}\n")
+    monkeypatch.setattr(command, "HISTORY", tmp_path)
+    monkeypatch.setattr(command, "DOCUMENT", path)
+    return path
+
+
+@pytest.mark.usefixtures("history")
+def test_what_was_recorded_last_is_written_into_the_document(page: Path) -> None:
+    assert command.main(["--write"]) == 0
+    shown = page.read_text()
+    assert "| new |" in shown and "| old |" not in shown
+    assert "- skipped: kafka: it is not here" in shown
 
 
 def test_the_reader_of_other_lines_leaves_these_alone(history: Path) -> None:
@@ -555,17 +564,17 @@ def test_sizes_that_were_not_measured_again_keep_their_run(history: Path) -> Non
 
 @pytest.mark.parametrize("text", ['{"workload": "publish", "time": "1"}\n', "no json\n"])
 def test_a_history_without_a_comparison_is_an_error(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_text(text)
-    assert command.main(["--table", str(path)]) == 1
+    page.with_name("history.jsonl").write_text(text)
+    assert command.main(["--write"]) == 1
     assert capsys.readouterr().err.startswith("perf.compare: ")
 
 
-def test_recorded_lines_that_do_not_belong_together_are_not_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_recorded_lines_that_do_not_belong_together_are_not_written(
+    page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = recorded(tmp_path / "history.jsonl", Run({"time": "1"}, [own(), row(level=Level.FSYNC)]))
-    assert command.main(["--table", str(path)]) == 1
+    recorded(page.with_name("history.jsonl"), Run({"time": "1"}, [own(), row(level=Level.FSYNC)]))
+    assert command.main(["--write"]) == 1
     assert "does not stand in the group 'written'" in capsys.readouterr().err
+    assert page.read_text() == f"{BEGIN}\n{END}\n"

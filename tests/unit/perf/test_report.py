@@ -225,7 +225,7 @@ def test_a_document_without_its_markers_is_refused(
         make([], text)
     (root / "docs" / "performance.md").write_text(text)
     assert report(root) == 2
-    assert capsys.readouterr().err.startswith("docs/performance.md: has not exactly one line")
+    assert capsys.readouterr().err.startswith("the document has not exactly one line")
 
 
 def test_a_missing_document_is_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ class Store:
             if kind == "s3":
                 raise
             return
-        self.kind, self._server = "s3", S3Server(program, _folder=directory)
+        self.kind, self._server = "s3", S3Server(program, folder=directory)
 
     def open(self) -> dict[str, str]:
         """Start what must run; the broker's environment."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from danube.cli.broker.here import Here
 from danube.cli.stored.places import store_at
+from danube.cli.terminal.services import Services
 from danube.config.loading import load
 from danube.config.sections import StorageSettings
 from danube.errors import (
@@ -262,7 +264,7 @@ def test_a_prefix_that_stores_write_differently_is_refused_at_once(
     with pytest.raises(ConfigInvalid, match=re.escape(why)):
         load(None, {}, {"storage.url": url, "storage.mode": "object_store"})
     with pytest.raises(ConfigInvalid, match=re.escape(why)):
-        store_at(url, None, None, {})
+        store_at(Here(Services(environ={}), None, None, ""), url, None)
     with pytest.raises(ConfigInvalid, match=re.escape(why)):
         open_place(url)
 

@@ -168,7 +168,6 @@ class Opened(ABC):
         """Move to the session of ``home``, because the broker of this session is lost."""
         if not self._ended:
             self.last_error = error
-            self._cancel_retry()
             self._go_to(home)
             self._open_later()
 

@@ -253,10 +253,8 @@ def _find_objects(
             continue
         stored.entries[key], stored.sizes[key] = entry, size
         if size != entry.size_bytes:
-            what, position = (
-                f"it has {size} bytes, the manifest says {entry.size_bytes}",
-                min(size, entry.size_bytes),
-            )
+            what = f"it has {size} bytes, the manifest says {entry.size_bytes}"
+            position = min(size, entry.size_bytes)
             stored.note(FindingKind.TRUNCATED, key, what, position, *span, Damage.OBJECT_SIZE)
 
 
